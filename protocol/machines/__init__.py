@@ -1,0 +1,1 @@
+"""The four life cycles as tables: request, attempt, process, slot."""

@@ -1,0 +1,322 @@
+"""Every message of the pipe: frozen values, the same for the sender and the receiver.
+
+On the wire a message is one msgpack array `[name, field, …]` with the fields in the order of the class.
+Messages from the worker begin with `t_ns`, the worker's `time.monotonic_ns()`. Ids are attempts: unsigned
+64-bit numbers that are never used twice.
+
+Owns names, field order and field checks. `protocol.codec` does the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from infervisor.protocol.errors import RemoteProtocolError
+from infervisor.protocol.quoting import quoted
+
+PROTOCOL_VERSION = 1
+U64 = 1 << 64
+
+ENDED_WHY = frozenset(
+    {"stop", "stop_sequence", "length", "context_full", "cancelled", "invalid_request", "engine_error"}
+)
+"""What a worker can say of an end. The parent alone names the reason that the caller sees."""
+
+Check = Callable[[object], bool]
+M = TypeVar("M", bound="Message")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_u64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < U64
+
+
+def _is_u64_or_none(value: object) -> bool:
+    return value is None or _is_u64(value)
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _is_number_or_none(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _is_map_or_none(value: object) -> bool:
+    return value is None or _is_map(value)
+
+
+def _is_counts(value: object) -> bool:
+    return _is_map(value) and all(_is_u64(count) for count in value.values())  # type: ignore[attr-defined]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_u64(entry) for entry in value)
+
+
+def _is_messages_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and all(_is_map(entry) for entry in value))
+
+
+def _is_tokens(value: object) -> bool:
+    # A token is [id, text, logprobs]; written out, since it runs once for every token of every stream.
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    for entry in value:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3:
+            return False
+        token, text, logprobs = entry
+        if type(token) is not int or token < 0 or type(text) is not str:
+            return False
+        if logprobs is not None and not isinstance(logprobs, list):
+            return False
+    return True
+
+
+def _wire(check: Check) -> dict[str, Check]:
+    return {"check": check}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all messages. `name` is what stands first on the wire."""
+
+    name: ClassVar[str]
+
+    def to_wire(self) -> list[Any]:
+        """Return `[name, field, …]`."""
+        return [self.name, *(getattr(self, attribute) for attribute in _ATTRIBUTES[type(self)])]
+
+    @classmethod
+    def from_wire(cls: type[M], values: Sequence[Any]) -> M:
+        """Build from the fields after the name. Raises `RemoteProtocolError` naming the field at fault."""
+        checks = _CHECKS[cls]
+        if len(values) != len(checks):
+            raise RemoteProtocolError(f"{cls.name}: {len(values)} fields instead of {len(checks)}")
+        for value, (attribute, check) in zip(values, checks, strict=True):
+            if not check(value):
+                raise RemoteProtocolError(f"{cls.name}.{attribute}: unexpected {quoted(value)}")
+        return cls(*values)
+
+
+# --- to the worker -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Message):
+    """Create the engine and load the model. Sent once, after hello."""
+
+    name: ClassVar[str] = "load"
+    engine: str = field(metadata=_wire(_is_text))
+    model: str | None = field(metadata=_wire(_is_text_or_none))
+    options: Mapping[str, Any] = field(metadata=_wire(_is_map))
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Message):
+    """Start one attempt. Exactly one of prompt and messages is set.
+
+    sampling, limits: `Sampling.to_wire()`, `Limits.to_wire()`. template_clock_s: seconds since the epoch that
+    a chat template may show, or None. special: whether a raw prompt's control-token texts become tokens.
+    credit: the first credit limit in tokens. delivered: token ids that the reader has already (on resuming).
+    """
+
+    name: ClassVar[str] = "submit"
+    id: int = field(metadata=_wire(_is_u64))
+    prompt: str | None = field(metadata=_wire(_is_text_or_none))
+    messages: Sequence[Mapping[str, Any]] | None = field(metadata=_wire(_is_messages_or_none))
+    sampling: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    seed: int = field(metadata=_wire(_is_u64))
+    template_clock_s: float | None = field(metadata=_wire(_is_number_or_none))
+    special: bool = field(metadata=_wire(_is_flag))
+    limits: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    credit: int = field(metadata=_wire(_is_u64))
+    delivered: Sequence[int] = field(metadata=_wire(_is_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Credit(Message):
+    """Raise the absolute credit limit: a token with index ≥ limit is not computed."""
+
+    name: ClassVar[str] = "credit"
+    id: int = field(metadata=_wire(_is_u64))
+    limit: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Message):
+    """Stop an attempt, now."""
+
+    name: ClassVar[str] = "cancel"
+    id: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Message):
+    """Take no more submits; finish what is there."""
+
+    name: ClassVar[str] = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(Message):
+    """Release everything and exit."""
+
+    name: ClassVar[str] = "shutdown"
+
+
+# --- from the worker ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """The first frame. versions: name → version of python, infervisor, msgpack and the model library."""
+
+    name: ClassVar[str] = "hello"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    protocol: int = field(metadata=_wire(_is_u64))
+    pid: int = field(metadata=_wire(_is_u64))
+    versions: Mapping[str, Any] = field(metadata=_wire(_is_map))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """Loading goes on. phase: import, load or warm_up; fraction of that phase from 0 to 1."""
+
+    name: ClassVar[str] = "progress"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    phase: str = field(metadata=_wire(_is_text))
+    fraction: float = field(metadata=_wire(_is_fraction))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """The model is loaded. facts: `worker.engine.ModelFacts` as a plain mapping."""
+
+    name: ClassVar[str] = "ready"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    fingerprint: str = field(metadata=_wire(_is_text))
+    facts: Mapping[str, Any] = field(metadata=_wire(_is_map))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Message):
+    """Loading failed; the worker exits. permanent: trying again without a change is pointless."""
+
+    name: ClassVar[str] = "failed"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    code: str = field(metadata=_wire(_is_text))
+    message: str = field(metadata=_wire(_is_text))
+    detail: str = field(metadata=_wire(_is_text))
+    permanent: bool = field(metadata=_wire(_is_flag))
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Message):
+    """An attempt sits in a slot; its prompt is known to fit."""
+
+    name: ClassVar[str] = "started"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    slot: int = field(metadata=_wire(_is_u64))
+    cached_tokens: int = field(metadata=_wire(_is_u64))
+    prompt_tokens: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Message):
+    """Computed tokens. index: of the first; tokens: [id, text (possibly empty), logprobs or None] each."""
+
+    name: ClassVar[str] = "tokens"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    index: int = field(metadata=_wire(_is_u64))
+    tokens: Sequence[Sequence[Any]] = field(metadata=_wire(_is_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Message):
+    """No token follows. why: one of `ENDED_WHY`. text: what was held back and is now released.
+
+    usage: prompt_tokens, cached_tokens, completion_tokens (sent), computed_tokens (the engine's own count).
+    error: None, or a mapping with code, message, detail and field.
+    """
+
+    name: ClassVar[str] = "ended"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    why: str = field(metadata=_wire(lambda value: isinstance(value, str) and value in ENDED_WHY))
+    text: str = field(metadata=_wire(_is_text))
+    usage: Mapping[str, int] = field(metadata=_wire(_is_counts))
+    error: Mapping[str, Any] | None = field(metadata=_wire(_is_map_or_none))
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Message):
+    """No step includes the attempt any more and its slot is free. noticed_ns: when a cancel was seen."""
+
+    name: ClassVar[str] = "released"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    noticed_ns: int | None = field(metadata=_wire(_is_u64_or_none))
+    freed_ns: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Beat(Message):
+    """The work loop moves. steps: so far; longest_ns: phase → longest step; active and waiting attempts."""
+
+    name: ClassVar[str] = "beat"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    steps: int = field(metadata=_wire(_is_u64))
+    longest_ns: Mapping[str, int] = field(metadata=_wire(_is_counts))
+    active: int = field(metadata=_wire(_is_u64))
+    waiting: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Message):
+    """A line worth telling. dropped: how many were not sent since the last one."""
+
+    name: ClassVar[str] = "log"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    level: str = field(metadata=_wire(_is_text))
+    text: str = field(metadata=_wire(_is_text))
+    dropped: int = field(metadata=_wire(_is_u64))
+
+
+ToWorker = Load | Submit | Credit | Cancel | Drain | Shutdown
+FromWorker = Hello | Progress | Ready | Failed | Started | Tokens | Ended | Released | Beat | Log
+
+_TO_WORKER: tuple[type[Message], ...] = (Load, Submit, Credit, Cancel, Drain, Shutdown)
+_FROM_WORKER: tuple[type[Message], ...] = (
+    Hello, Progress, Ready, Failed, Started, Tokens, Ended, Released, Beat, Log,
+)  # fmt: skip
+TO_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _TO_WORKER}
+FROM_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _FROM_WORKER}
+
+_ATTRIBUTES = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)}
+_CHECKS: dict[type[Message], tuple[tuple[str, Check], ...]] = {
+    cls: tuple((f.name, f.metadata["check"]) for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
+}

@@ -1,0 +1,178 @@
+"""One run of a request on one worker: applies the worker's frames to the request.
+
+Every frame is checked against the attempt table and the credit; what breaks them raises
+`RemoteProtocolError`, and the worker is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from infervisor.protocol.endings import EndReason
+from infervisor.protocol.errors import RemoteProtocolError
+from infervisor.protocol.machines.attempt import (
+    ATTEMPT,
+    AttemptState,
+    Began,
+    CreditSent,
+    EndArrived,
+    FreePlace,
+    ProcessGone,
+    ReleaseArrived,
+    RestartClock,
+    StopClock,
+    TokensArrived,
+)
+from infervisor.protocol.machines.table import NoSuchRow
+from infervisor.protocol.messages import Credit, Ended, Message, Released, Started, Tokens
+from infervisor.supervisor.report import ErrorInfo, Usage
+from infervisor.supervisor.request import Chunk, Request
+
+_REASON_OF = {
+    "stop": EndReason.STOP,
+    "stop_sequence": EndReason.STOP_SEQUENCE,
+    "length": EndReason.LENGTH,
+    "context_full": EndReason.CONTEXT_FULL,
+    "invalid_request": EndReason.INVALID_REQUEST,
+    "engine_error": EndReason.ENGINE_ERROR,
+    # A worker that says this without having been asked has not finished the answer.
+    "cancelled": EndReason.ENGINE_ERROR,
+}
+
+
+class AttemptOwner(Protocol):
+    """What an attempt tells the dispatcher."""
+
+    def attempt_finished(self, request: Request, reason: EndReason) -> None:
+        """The worker ended it by itself."""
+        ...
+
+    def attempt_resumed(self, attempt: Attempt, now: int) -> None:
+        """It got credit: its worker owes a step again."""
+        ...
+
+    def attempt_released(self, attempt: Attempt, now: int) -> None:
+        """Its place is free."""
+        ...
+
+
+class Attempt:
+    """One attempt. `send` puts a message on its worker's control pipe."""
+
+    def __init__(
+        self, attempt_id: int, request: Request, owner: AttemptOwner, send: Callable[[Message], None]
+    ) -> None:
+        self.id = attempt_id
+        self.request = request
+        self.state = AttemptState()
+        self._owner = owner
+        self._send = send
+
+    def step(self, event: object, now: int) -> None:
+        """Apply an event. Raises `RemoteProtocolError` if the worker may not do that now."""
+        try:
+            self.state, effects = ATTEMPT.step(self.state, event, now)
+        except NoSuchRow as error:
+            raise RemoteProtocolError(f"attempt {self.id}: {error}") from error
+        clocks = self.request.clocks
+        for effect in effects:
+            match effect:
+                case RestartClock(budget):
+                    clocks.restart(budget, now)
+                case StopClock(budget):
+                    clocks.stop(budget)
+                case FreePlace():
+                    self._owner.attempt_released(self, now)
+        self.request.aim()
+
+    # --- frames ----------------------------------------------------------------------------------
+
+    def on_started(self, message: Started, now: int) -> None:
+        """The prompt fits and sits in a slot."""
+        self.step(Began(), now)
+        request = self.request
+        request.timeline.started_ns = now
+        request.usage = Usage(prompt_tokens=message.prompt_tokens, cached_tokens=message.cached_tokens)
+
+    def on_tokens(self, message: Tokens, now: int) -> None:
+        """Tokens were computed."""
+        request = self.request
+        window = request.window
+        count = len(message.tokens)
+        window.receive(message.index, count)
+        self.step(TokensArrived(window.worker_may_compute), now)
+        if request.has_ended:
+            return
+        request.timeline.receive_tokens(count, now, message.t_ns)
+        silent = request.put(message.tokens, now)
+        if silent:
+            self._take(silent, now)
+
+    def on_ended(self, message: Ended, now: int) -> None:
+        """The worker ended it."""
+        self.step(EndArrived(), now)
+        request = self.request
+        try:
+            request.usage = Usage(**message.usage)
+        except TypeError as error:
+            raise RemoteProtocolError(f"ended.usage: {error}") from error
+        if request.has_ended:
+            return
+        if message.error is not None:
+            request.error = _error_info(message)
+        request.put_leftover(message.text, now)
+        self._owner.attempt_finished(request, _REASON_OF[message.why])
+
+    def on_released(self, message: Released, now: int) -> None:
+        """Its slot is free."""
+        request = self.request
+        if request.timeline.cancel_requested_ns is not None:
+            request.timeline.cancel_noticed_ns = message.noticed_ns
+        # The worker's own stamp, on the clock that both ends share: the frame may have waited in the pipe. But
+        # nothing is called released before the last token that was seen.
+        freed_ns = max(min(message.freed_ns, now), request.timeline.last_token_ns or 0)
+        self.step(ReleaseArrived(), freed_ns)
+
+    def on_process_gone(self, now: int) -> None:
+        """The worker's exit was collected."""
+        self.step(ProcessGone(), now)
+
+    # --- the reader's side -----------------------------------------------------------------------
+
+    def take(self, now: int) -> Chunk:
+        """Hand the next chunk to the reader and send credit when it is worth a frame."""
+        chunk, weight = self.request.take(now)
+        if weight:
+            self._take(weight, now)
+        self.request.aim()
+        return chunk
+
+    def _take(self, count: int, now: int) -> None:
+        request = self.request
+        limit = request.window.take(count)
+        if limit is not None and not request.has_ended:
+            self._send(Credit(self.id, limit))
+            self.step(CreditSent(), now)
+            self._owner.attempt_resumed(self, now)
+
+    @property
+    def owes_a_step(self) -> bool:
+        """Whether the worker has something to do for it: compute, or release it."""
+        return self.state.is_runnable or self.state.phase == "ending"
+
+    @property
+    def step_phase(self) -> str:
+        """Which kind of step it waits for: prefill or decode."""
+        return "prefill" if self.state.phase in ("submitted", "prefill") else "decode"
+
+
+def _error_info(message: Ended) -> ErrorInfo:
+    given = message.error or {}
+    field = given.get("field")
+    return ErrorInfo(
+        code=str(given.get("code", message.why)),
+        message=str(given.get("message", message.why)),
+        detail=str(given.get("detail", "")),
+        field=field if isinstance(field, str) else None,
+    )

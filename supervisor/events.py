@@ -1,0 +1,143 @@
+"""What a supervisor tells while it works, as frozen values. Passed to `on_event` in the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infervisor.protocol.ladder import Stage
+from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpawned:
+    """A worker process was started."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Loading goes on. phase: import, load or warm_up; fraction of that phase from 0 to 1."""
+
+    pid: int
+    phase: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBecameReady:
+    """The model is loaded. facts: what the worker says of it. startup_s: since the spawn."""
+
+    pid: int
+    facts: Mapping[str, Any]
+    startup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung:
+    """A worker owed a step and stood still for stalled_s seconds; it is killed after dumping its stacks."""
+
+    pid: int
+    stalled_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker is gone and collected.
+
+    cause: why, if we ended it; crashed otherwise. status: exit code or signal name. requests: ids that were in
+    it. seconds: from the decision to end it, or the sight of its exit, until it was collected.
+    """
+
+    pid: int
+    cause: DeathCause
+    status: str
+    message: str
+    output_tail: str
+    requests: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestartScheduled:
+    """A new worker will be started after delay_s seconds. restarts: within the period, this one included."""
+
+    delay_s: float
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened:
+    """No worker is started until a request comes after cooldown_s seconds; until then all are refused."""
+
+    reason: str
+    cooldown_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueued:
+    """A request was taken into the queue; depth counts it."""
+
+    request_id: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelEscalated:
+    """A cancel reached this stage of its ladder."""
+
+    request_id: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLate:
+    """A request ended, but its resources are not free after waited_s seconds. Sent while that is so."""
+
+    request_id: int
+    waited_s: float
+    stage: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReleased:
+    """A request ended and its resources are free; the report is complete."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFileChanged:
+    """The model's file is not the one that was loaded: answers may be wrong until the next restart."""
+
+    path: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLogged:
+    """A line that the worker thought worth telling."""
+
+    pid: int
+    level: str
+    text: str
+
+
+Event = (
+    WorkerSpawned
+    | LoadProgress
+    | WorkerBecameReady
+    | WorkerHung
+    | WorkerExited
+    | RestartScheduled
+    | BreakerOpened
+    | RequestQueued
+    | CancelEscalated
+    | ReleaseLate
+    | RequestReleased
+    | ModelFileChanged
+    | WorkerLogged
+)

@@ -1,0 +1,109 @@
+"""What is said of a worker that is gone: one sentence, the error that callers get, and whether to try again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infervisor.protocol.errors import (
+    InfervisorError,
+    ModelLoadError,
+    ProtocolError,
+    RemoteProtocolError,
+    WorkerDied,
+    WorkerUnresponsive,
+)
+from infervisor.protocol.machines.process import DeathCause, ProcessPhase
+from infervisor.protocol.messages import Failed
+from infervisor.supervisor.output_ring import printable
+from infervisor.supervisor.process import ExitStatus
+
+_SIGNAL_HINTS = {
+    "SIGILL": "the model library was built for another CPU: reinstall it on this machine",
+    "SIGKILL": "killed from outside, possibly because memory ran out",
+    "SIGBUS": "a mapped file may have been truncated while it was in use",
+}
+_DOING = {
+    ProcessPhase.SPAWNED: "while starting",
+    ProcessPhase.HANDSHAKE: "while starting, before its first message",
+    ProcessPhase.LOADING: "while loading the model",
+    ProcessPhase.READY: "while serving",
+    ProcessPhase.DRAINING: "while draining",
+    ProcessPhase.TERMINATING: "while stopping",
+    ProcessPhase.KILLING: "while being killed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """One worker's end. during: the phase it was in when it was told to go, or went."""
+
+    pid: int
+    cause: DeathCause
+    status: ExitStatus
+    during: ProcessPhase
+    output_tail: str
+    interpreter: str
+    failed: Failed | None = None
+    protocol_error: ProtocolError | None = None
+    startup_s: float | None = None
+
+    @property
+    def lacks_package(self) -> bool:
+        """Whether the interpreter ended because it couldn't find the worker's code."""
+        return (
+            self.during in (ProcessPhase.SPAWNED, ProcessPhase.HANDSHAKE)
+            and self.status.exit_code == 1
+            and "No module named" in self.output_tail
+        )
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether starting again without a change is pointless."""
+        return self.lacks_package or (self.failed is not None and self.failed.permanent)
+
+    @property
+    def message(self) -> str:
+        """What happened, to what, and what to do next."""
+        if self.failed is not None:
+            return printable(self.failed.message.encode("utf-8", "replace"))
+        if self.lacks_package:
+            missing = self.output_tail.rsplit("No module named", 1)[1].splitlines()[0].strip()
+            return (
+                f"the interpreter {self.interpreter} can't run the worker: it has no module {missing}; "
+                "install infervisor there, or name another one with python="
+            )
+        doing = _DOING.get(self.during, "")
+        if self.cause is DeathCause.UNRESPONSIVE:
+            return f"the worker stood still {doing} and was killed; its stacks are in the output"
+        if self.cause is DeathCause.STARTUP_TIMEOUT:
+            return f"the worker made no progress {doing} for {self.startup_s:g} s and was killed"
+        if self.cause is DeathCause.PROTOCOL_ERROR:
+            return f"the worker broke the protocol {doing} and was killed: {self.protocol_error}"
+        if self.cause is DeathCause.CANCEL_KILL:
+            return "the worker was killed to release a cancelled request"
+        if self.cause is DeathCause.STOPPED:
+            return f"the worker was stopped ({self.status})"
+        hint = _SIGNAL_HINTS.get(self.status.signal_name or "")
+        return f"the worker died {doing}: {self.status}" + (f" ({hint})" if hint else "")
+
+    def error(self) -> InfervisorError:
+        """Return a fresh error for one caller."""
+        if self.failed is not None:
+            return ModelLoadError(self.message, self.failed.code, printable_lines(self.failed.detail))
+        if self.lacks_package:
+            return ModelLoadError(self.message, "interpreter_without_package", self.output_tail)
+        if self.cause is DeathCause.PROTOCOL_ERROR:
+            return RemoteProtocolError(self.message)
+        if self.cause in (DeathCause.UNRESPONSIVE, DeathCause.STARTUP_TIMEOUT):
+            return WorkerUnresponsive(self.message)
+        return WorkerDied(
+            self.message,
+            exit_code=self.status.exit_code,
+            signal_name=self.status.signal_name,
+            output_tail=self.output_tail,
+        )
+
+
+def printable_lines(text: str) -> str:
+    """Return `text` with its lines kept and every other control character escaped."""
+    return "\n".join(printable(line.encode("utf-8", "replace")) for line in text.splitlines())

@@ -1,0 +1,141 @@
+"""One request while it lives: its state, buffer, clocks and credit. Changed only in the loop's thread.
+
+The dispatcher and the attempt drive it; the stream reads from it. It never knows its stream, so that a
+forgotten stream can be collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from infervisor.protocol.credit import Window
+from infervisor.protocol.deadlines import Budget, Clocks
+from infervisor.protocol.errors import InfervisorError
+from infervisor.protocol.ladder import Ladder, Stage
+from infervisor.protocol.machines.request import RequestPhase, RequestState
+from infervisor.protocol.timeline import Timeline
+from infervisor.supervisor.notice import Notice
+from infervisor.supervisor.report import ErrorInfo, Report, Usage
+from infervisor.supervisor.request_input import RequestInput
+from infervisor.supervisor.settings import Deadlines
+from infervisor.supervisor.timers import Alarm
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of the answer: text that is safe to show, never empty, never half a character.
+
+    index: number of the first token in it. token_ids: the tokens that it stands for; several where text was
+    held back. t_ns: when it arrived (monotonic). `str(chunk)` is its text.
+    """
+
+    text: str
+    index: int
+    token_ids: tuple[int, ...]
+    t_ns: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Request:
+    """State of one request. `news` wakes the reader, `released` whoever waits for the release."""
+
+    def __init__(self, request_id: int, given: RequestInput, deadlines: Deadlines, now: int) -> None:
+        self.id = request_id
+        self.input = given
+        self.state = RequestState()
+        self.timeline = Timeline(queued_ns=now)
+        self.clocks = Clocks.of(deadlines.budgets_ns())
+        self.window = Window(given.window)
+        self.usage = Usage()
+        self.ladder: Ladder | None = None
+        self.stage: Stage | None = None
+        self.error: ErrorInfo | None = None
+        self.make_error: Callable[[], InfervisorError] | None = None
+        self.warnings: list[str] = []
+        self.worker_pid: int | None = None
+        self.news = Notice()
+        self.released = anyio.Event()
+        self.deadline_alarm: Alarm | None = None
+        self.ladder_alarm: Alarm | None = None
+        self.late_alarm: Alarm | None = None
+        self._buffer: deque[tuple[Chunk, int]] = deque()
+        self._ids: list[int] = []
+        self._first_index = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end reason is fixed."""
+        return self.state.phase is RequestPhase.ENDED
+
+    @property
+    def has_chunk(self) -> bool:
+        """Whether something can be read without waiting."""
+        return bool(self._buffer)
+
+    def aim(self) -> None:
+        """Let the deadline alarm ring when the next budget is used up."""
+        if self.deadline_alarm is not None:
+            due = None if self.has_ended else self.clocks.next_due()
+            self.deadline_alarm.aim(None if due is None else due[0])
+
+    # --- the buffer ------------------------------------------------------------------------------
+
+    def put(self, tokens: Sequence[Sequence[Any]], now: int) -> int:
+        """Buffer tokens `[id, text, logprobs]`; return how many of them had no text and count as taken."""
+        silent = 0
+        for token, text, _logprobs in tokens:
+            self._ids.append(token)
+            if text:
+                self._put_chunk(text, 1, now)
+            else:
+                silent += 1
+        return silent
+
+    def put_leftover(self, text: str, now: int) -> None:
+        """Buffer text that was held back until the end; its tokens have been counted."""
+        if text:
+            self._put_chunk(text, 0, now)
+
+    def _put_chunk(self, text: str, weight: int, now: int) -> None:
+        chunk = Chunk(text, self._first_index, tuple(self._ids), now)
+        self._first_index += len(self._ids)
+        self._ids.clear()
+        if not self._buffer:
+            self.clocks.run(Budget.CONSUMER, now)
+        self._buffer.append((chunk, weight))
+        self.news.ring()
+
+    def take(self, now: int) -> tuple[Chunk, int]:
+        """Return the next chunk and how many tokens the reader takes with it (0 or 1)."""
+        taken = self._buffer.popleft()
+        if self._buffer:
+            self.clocks.restart(Budget.CONSUMER, now)
+        else:
+            self.clocks.stop(Budget.CONSUMER)
+        return taken
+
+    def drop_buffer(self) -> None:
+        """Forget what nobody will read."""
+        self._buffer.clear()
+
+    def report(self) -> Report:
+        """Return the report as of now."""
+        return Report(
+            request_id=self.id,
+            end_reason=self.state.reason,
+            timeline=self.timeline,
+            usage=self.usage,
+            stage=self.stage,
+            seed=self.input.seed,
+            window=self.input.window,
+            worker_pid=self.worker_pid,
+            error=self.error,
+            warnings=tuple(self.warnings),
+        ).snapshot()

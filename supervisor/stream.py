@@ -1,0 +1,171 @@
+"""What a caller holds of a request: an async context manager and iterator over chunks.
+
+Leaving it early cancels and waits for the release, shielded and bounded. `cancel` may be called from any
+thread, twice, and after the end. A stream that is dropped without being left is cancelled when it is collected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import anyio
+
+from infervisor.protocol.endings import EndClass, EndReason
+from infervisor.protocol.errors import UsageError
+from infervisor.protocol.timeline import NS_PER_S
+from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.mailbox import Mailbox
+from infervisor.supervisor.report import Report
+from infervisor.supervisor.request import Chunk, Request
+
+RELEASE_MARGIN_S = 5.0
+"""Beyond the graces of the ladder: collecting a killed process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `str(answer)` is its text."""
+
+    text: str
+    report: Report
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Stream:
+    """One request. Made by `Supervisor.stream`; enters the queue when it is entered or first read."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, mailbox: Mailbox, request: Request, check_usable: Callable[[], None]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._mailbox = mailbox
+        self._request = request
+        self._check_usable = check_usable
+        self._admitted = False
+        self._reading = False
+
+    # --- as a context manager --------------------------------------------------------------------
+
+    async def __aenter__(self) -> Stream:
+        """Enter the queue. Raises `Overloaded`, `Unavailable` or `ShuttingDown`; nothing is left then."""
+        self._admit()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel if it hasn't ended, and wait until its resources are free, at most the ladder's graces."""
+        self._dispatcher.abandon(self._request, EndReason.CANCELLED)
+        await self.released()
+
+    def _admit(self) -> None:
+        self._check_usable()
+        if not self._admitted:
+            self._admitted = True
+            if not self._request.has_ended:
+                self._dispatcher.admit(self._request)
+
+    def __del__(self) -> None:
+        # A collector may run this in the middle of a decision, or in another thread: post, don't act.
+        request = getattr(self, "_request", None)
+        if request is not None and self._admitted and not request.has_ended:
+            dispatcher = self._dispatcher
+            self._mailbox.post(lambda: dispatcher.abandon(request, EndReason.CANCELLED))
+
+    # --- as an iterator --------------------------------------------------------------------------
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """Return the next chunk.
+
+        Ends quietly after a natural end and after the caller's own cancel; look at `report.end_reason` to tell
+        them apart. Raises the error of any other end, after the chunks that arrived before it. Chunks that lie
+        in the buffer come without a checkpoint, at most a window of them in a row. Safe to cancel: no chunk is
+        lost.
+        """
+        self._admit()
+        if self._reading:
+            raise UsageError("this stream is being read by another task; one reader at a time")
+        request = self._request
+        self._reading = True
+        try:
+            while True:
+                if request.has_chunk:
+                    return self._dispatcher.take(request)
+                if request.has_ended:
+                    reason = request.state.reason
+                    assert reason is not None
+                    if reason.end_class in (EndClass.NATURAL, EndClass.CALLER):
+                        raise StopAsyncIteration
+                    raise self._dispatcher.end_error(request)
+                await request.news.wait()
+        finally:
+            self._reading = False
+
+    async def text(self) -> str:
+        """Return the rest of the answer as one string.
+
+        Raises the error of every end that isn't natural, a cancel included: a fragment never looks like an
+        answer. The error's `report` tells the rest.
+        """
+        pieces = [chunk.text async for chunk in self]
+        if self._request.state.reason is None or not self._request.state.reason.is_natural:
+            raise self._dispatcher.end_error(self._request)
+        return "".join(pieces)
+
+    # --- ending it -------------------------------------------------------------------------------
+
+    def cancel(self, reason: EndReason = EndReason.CANCELLED) -> None:
+        """Stop it now; returns at once. From any thread, any number of times, also after the end.
+
+        reason: `cancelled` or `client_disconnected`. Wait for `released()` to know when the worker is free.
+        """
+        if reason.end_class is not EndClass.CALLER:
+            raise UsageError(f"a caller can cancel as cancelled or client_disconnected, not as {reason}")
+        self._in_loop(lambda: self._dispatcher.abandon(self._request, reason))
+
+    def kill(self) -> None:
+        """Cancel with the last rung of the ladder at once: the worker is killed and replaced."""
+        self._in_loop(lambda: self._dispatcher.kill(self._request, EndReason.CANCELLED))
+
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        if self._mailbox.is_here():
+            action()
+        else:
+            self._mailbox.post(action)
+
+    async def released(self) -> Report:
+        """Wait until its resources are free and return the complete report.
+
+        After an end the wait is shielded from cancellation and bounded by the ladder's graces; a report that
+        then still says `is_released` False belongs to a release that is being forced and is late.
+        """
+        request = self._request
+        if not self._admitted and not request.has_ended:
+            raise UsageError("this stream was never started: enter it or read it first")
+        while not request.has_ended:
+            await request.news.wait()
+        if not request.released.is_set():
+            now = time.monotonic_ns()
+            bound_s = self._dispatcher.release_bound_ns() / NS_PER_S + RELEASE_MARGIN_S
+            ended_ns = request.timeline.ended_ns or now
+            with anyio.move_on_after(max(0.1, bound_s - (now - ended_ns) / NS_PER_S), shield=True):
+                await request.released.wait()
+        return request.report()
+
+    @property
+    def report(self) -> Report:
+        """What is known of it now; complete once it is released."""
+        return self._request.report()
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        """Why it ended, or None while it hasn't."""
+        return self._request.state.reason

@@ -1,0 +1,391 @@
+"""`Supervisor`: the front door. Owns the tasks of one supervised model and nothing global.
+
+Everything runs in the event loop's thread, on asyncio or trio: no signal handlers, no child watchers, no
+threads of its own (where the system has pidfd). The internal tasks are shielded from the host's cancellation, so
+that a cancelled host still releases what it used; closing ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from infervisor.protocol.codec import encode
+from infervisor.protocol.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    LocalProtocolError,
+    ShuttingDown,
+    UsageError,
+)
+from infervisor.protocol.machines.slot import SlotPhase
+from infervisor.protocol.messages import Load
+from infervisor.protocol.timeline import NS_PER_S
+from infervisor.supervisor import events
+from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.environment import worker_environment
+from infervisor.supervisor.mailbox import Mailbox
+from infervisor.supervisor.model_identity import FileIdentity, change_between, identity_of
+from infervisor.supervisor.notice import Notice
+from infervisor.supervisor.process import Sample
+from infervisor.supervisor.request_input import ChatMessage, check_request
+from infervisor.supervisor.settings import (
+    Deadlines,
+    Escalation,
+    Liveness,
+    RestartPolicy,
+    StopGraces,
+    check_count,
+)
+from infervisor.supervisor.status import Status
+from infervisor.supervisor.stream import Answer, Stream
+from infervisor.supervisor.worker import Worker, WorkerSettings
+
+SAMPLE_PERIOD_NS = NS_PER_S
+
+
+class Supervisor:
+    """A model in a crash-isolated worker. Use it as an async context manager.
+
+    model: path of a .gguf file; None only for engines that need none. options: the engine's load options.
+    window: tokens that the worker may compute ahead of a reader. max_queue: requests that may wait.
+    python: interpreter for the worker (3.11 or newer, with infervisor in it). env: variables for the worker, on
+    top of a short list that it inherits; None removes one. on_event: called with every `Event`, in the loop's
+    thread; it must not block. wait_until_ready: entering returns when the model is loaded and raises if it can't
+    be; otherwise it returns at once and requests wait.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        engine: str = "llama",
+        options: Mapping[str, Any] | None = None,
+        window: int = 32,
+        max_queue: int = 64,
+        deadlines: Deadlines | None = None,
+        escalation: Escalation | None = None,
+        restart: RestartPolicy | None = None,
+        graces: StopGraces | None = None,
+        liveness: Liveness | None = None,
+        python: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        on_event: Callable[[events.Event], None] | None = None,
+        wait_until_ready: bool = True,
+    ) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self._escalation = escalation or Escalation()
+        self._restart = restart or RestartPolicy()
+        self._window = check_count("window", window, 1, 1 << 20)
+        self._max_queue = check_count("max_queue", max_queue, 0, 1 << 20)
+        self._wait_until_ready = wait_until_ready
+        self._user_event = on_event or (lambda event: None)
+        # Resolved once, so that a later chdir changes nothing; links are kept, since shards find each other
+        # by the names beside them.
+        self._path = _model_path(model, engine)
+        self._worker_settings = WorkerSettings(
+            command=(_interpreter(python), "-P", "-m", "infervisor.worker"),
+            environment=worker_environment(os.environ, env or {}),
+            load=_load_message(engine, self._path, options or {}),
+            startup_s=self._deadlines.startup_s,
+            graces=graces or StopGraces(),
+            liveness=liveness or Liveness(),
+        )
+        self._pid = os.getpid()
+        self._thread: int | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._mailbox: Mailbox | None = None
+        self._outer: anyio.abc.TaskGroup | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._scope = anyio.CancelScope(shield=True)
+        self._changed = Notice()
+        self._closed = False
+        self._loaded: FileIdentity | None = None
+        self._model_change: str | None = None
+        self._sample: Sample | None = None
+        self._peak_rss_bytes = 0
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Supervisor:
+        """Start the worker, and wait until it is ready unless told otherwise. Raises what kept it from that."""
+        self._check_process()
+        if self._dispatcher is not None:
+            raise UsageError("this supervisor was entered before; make a new one")
+        self._thread = threading.get_ident()
+        self._mailbox = Mailbox()
+        self._outer = anyio.create_task_group()
+        await self._outer.__aenter__()
+        try:
+            await self._outer.start(self._serve)
+            if self._wait_until_ready:
+                await self.wait_ready()
+        except BaseException as error:
+            await self._close(error)
+            raise
+        return self
+
+    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Task: all tasks of this supervisor, in a scope that only closing cancels."""
+        with self._scope:
+            async with anyio.create_task_group() as self._tasks:
+                tasks = self._tasks
+
+                def start_task(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+                    tasks.start_soon(run)
+
+                dispatcher = Dispatcher(
+                    make_worker=self._make_worker,
+                    start_task=start_task,
+                    restart=self._restart,
+                    escalation=self._escalation,
+                    max_queue=self._max_queue,
+                    on_event=self._on_event,
+                )
+                self._dispatcher = dispatcher
+                dispatcher.on_state_change = self._changed.ring
+                assert self._mailbox is not None
+                tasks.start_soon(self._mailbox.run)
+                tasks.start_soon(dispatcher.timers.run)
+                self._sample_alarm = dispatcher.timers.alarm(self._look)
+                self._sample_alarm.aim(time.monotonic_ns() + SAMPLE_PERIOD_NS)
+                dispatcher.slot.start()
+                task_status.started()
+                await anyio.sleep_forever()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Close: see `stop`."""
+        return await self._close(error)
+
+    async def stop(self) -> None:
+        """End all requests as `shutting_down`, stop the worker with its graces, and return when it is collected.
+
+        Idempotent; leaving the context does it too. Shielded from cancellation and bounded by the graces.
+        """
+        self._check_usable(closed_is_fine=True)
+        if self._closed or self._dispatcher is None:
+            return
+        self._closed = True
+        dispatcher = self._dispatcher
+        with anyio.CancelScope(shield=True):
+            dispatcher.close()
+            while dispatcher.slot.worker is not None:
+                await self._changed.wait()
+
+    async def _close(self, error: BaseException | None) -> bool | None:
+        assert self._outer is not None
+        assert self._mailbox is not None
+        try:
+            await self.stop()
+        finally:
+            self._closed = True
+            self._scope.cancel()
+            try:
+                suppress = await self._outer.__aexit__(
+                    None if error is None else type(error),
+                    error,
+                    None if error is None else error.__traceback__,
+                )
+            finally:
+                self._mailbox.close()
+        return suppress
+
+    async def wait_ready(self) -> Mapping[str, Any]:
+        """Wait until a worker is ready and return its facts.
+
+        Raises what opened the breaker (`ModelLoadError`, `WorkerDied`, `WorkerSpawnError`, …). Safe to cancel.
+        """
+        dispatcher = self._check_usable()
+        while True:
+            worker = dispatcher.slot.worker
+            if worker is not None and worker.is_ready:
+                return worker.facts
+            if dispatcher.slot.is_open:
+                make_error = dispatcher.slot.last_error
+                raise dispatcher.slot.refusal() if make_error is None else make_error()
+            if self._closed or dispatcher.slot.state.phase is SlotPhase.STOPPED:
+                raise ShuttingDown("the supervisor is closed")
+            await self._changed.wait()
+
+    def _make_worker(self, dispatcher: Dispatcher) -> Worker:
+        self._look_at_model()
+        self._loaded = identity_of(self._path)
+        self._model_change = None
+        return Worker(self._worker_settings, dispatcher, dispatcher.timers)
+
+    def restart_worker(self) -> None:
+        """Replace the worker by a new one once its requests have ended; close an open breaker."""
+        self._check_usable().slot.replace()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage] | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        ignore_eos: bool = False,
+        special: bool = True,
+        window: int | None = None,
+        deadlines: Deadlines | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """Return a stream for a raw prompt, or for chat messages through the model's template.
+
+        prompt: continued as it is; with special=True texts of control tokens in it become those tokens.
+        messages: objects with role and content; their content is always literal text. max_tokens: at least 1;
+        None is until the context is full. stop: up to 64 strings that end the answer and are not part of it.
+        seed: 0 to 2**32 − 1; None draws one, which the report tells. window: tokens computed ahead of the
+        reader. sampling: the fields of `protocol.generation.Sampling` (temperature, top_k, …).
+
+        Raises `InvalidRequest` naming the field. Nothing happens until the stream is entered or read.
+        """
+        dispatcher = self._check_usable()
+        assert self._mailbox is not None
+        given = check_request(
+            prompt,
+            messages,
+            window=self._window if window is None else window,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            seed=seed,
+            special=special,
+            sampling=sampling,
+        )
+        request = dispatcher.create(given, deadlines or self._deadlines)
+        if self._model_change is not None:
+            request.warnings.append(f"the model file changed while it was loaded: {self._model_change}")
+        return Stream(dispatcher, self._mailbox, request, self._require_usable)
+
+    async def generate(
+        self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any
+    ) -> Answer:
+        """Return the whole answer. Takes what `stream` takes.
+
+        Raises the error of every end that isn't natural; its `report` tells the rest. A cancelled call cancels
+        the request and waits for its release.
+        """
+        async with self.stream(prompt, messages=messages, **options) as stream:
+            text = await stream.text()
+        return Answer(text, stream.report)
+
+    # --- looking at it ---------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Return the state as of now. From any thread."""
+        dispatcher = self._check_usable(closed_is_fine=True)
+        if dispatcher is None:
+            raise UsageError("this supervisor was never entered: use 'async with'")
+        worker = dispatcher.slot.worker
+        return Status(
+            slot=dispatcher.slot.state.phase.value,
+            worker=None if worker is None else worker.state.phase.value,
+            worker_pid=None if worker is None else worker.pid,
+            facts={} if worker is None else dict(worker.facts),
+            versions={} if worker is None else dict(worker.versions),
+            queue_depth=len(dispatcher.queue),
+            queue_peak=dispatcher.queue_peak,
+            in_flight=len(dispatcher.attempts),
+            restarts=dict(dispatcher.slot.restarts),
+            sample=self._sample,
+            peak_rss_bytes=self._peak_rss_bytes,
+        )
+
+    def _look(self) -> None:
+        now = time.monotonic_ns()
+        self._sample_alarm.aim(now + SAMPLE_PERIOD_NS)
+        assert self._dispatcher is not None
+        worker = self._dispatcher.slot.worker
+        self._sample = None if worker is None else worker.sample(now)
+        if self._sample is not None:
+            self._peak_rss_bytes = max(self._peak_rss_bytes, self._sample.rss_bytes)
+        self._look_at_model()
+
+    def _look_at_model(self) -> None:
+        change = change_between(self._loaded, identity_of(self._path))
+        if change is None or change == self._model_change:
+            return
+        self._model_change = change
+        assert self._dispatcher is not None
+        for request in self._dispatcher.requests.values():
+            request.warnings.append(f"the model file changed while it was loaded: {change}")
+        self._dispatcher.emit(events.ModelFileChanged(str(self._path), change))
+
+    def _on_event(self, event: events.Event) -> None:
+        self._user_event(event)
+
+    # --- misuse ----------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "this supervisor belongs to another process: a forked child can't use its parent's; "
+                "make a new one in the child"
+            )
+
+    def _check_usable(self, *, closed_is_fine: bool = False) -> Dispatcher:
+        self._check_process()
+        if self._dispatcher is None:
+            raise UsageError("this supervisor isn't running: use 'async with Supervisor(...) as supervisor'")
+        if self._closed and not closed_is_fine:
+            raise ShuttingDown("the supervisor is closed; make a new one")
+        return self._dispatcher
+
+    def _require_usable(self) -> None:
+        self._check_usable()
+
+
+def _model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
+    if model is None:
+        if engine == "llama":
+            raise ConfigurationError(
+                "name a model: the path of a .gguf file, or default_model() for the embedded default"
+            )
+        return None
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        raise ConfigurationError(f"the model must be a path as text, not {path!r:.80}")
+    if not path or "\0" in path:
+        raise ConfigurationError(f"the model path {path!r:.80} is empty or holds a NUL character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the model path {path!a:.200} isn't valid UTF-8: rename the file or link to it"
+        ) from None
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _interpreter(python: str | os.PathLike[str] | None) -> str:
+    if python is not None:
+        return os.fspath(python) if os.sep not in os.fspath(python) else os.path.abspath(os.fspath(python))
+    if not sys.executable:
+        raise ConfigurationError("this host has no interpreter of its own: name one with python=")
+    return sys.executable
+
+
+def _load_message(engine: object, model: str | None, options: Mapping[str, Any]) -> Load:
+    if not isinstance(engine, str) or not engine:
+        raise ConfigurationError(f"engine must be a name such as 'llama', not {engine!r:.80}")
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise ConfigurationError(f"options must map names to values, not {options!r:.80}")
+    load = Load(engine, model, dict(options))
+    try:
+        encode(load)
+    except (LocalProtocolError, InvalidRequest) as error:
+        raise ConfigurationError(f"options can't be sent to the worker: {error}") from error
+    return load

@@ -1,0 +1,95 @@
+"""One task that wakes whoever is due. The monotonic clock decides; the event loop only sleeps.
+
+If a wake-up comes much too late, the parent itself was stalled (a blocked loop, a stopped process): then
+`on_stall` runs first, so that nothing is judged by a clock that ran while nobody could act.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+
+import anyio
+
+from infervisor.protocol.timeline import NS_PER_S
+
+STALL_NS = 100_000_000
+"""A timer that comes this late means that the parent was stalled."""
+
+
+class Alarm:
+    """A callback at a time. Aiming it earlier is at once effective; later is checked when it rings."""
+
+    __slots__ = ("_action", "_armed_ns", "_timers", "due_ns")
+
+    def __init__(self, timers: Timers, action: Callable[[], None]) -> None:
+        self._timers = timers
+        self._action = action
+        self._armed_ns: int | None = None
+        self.due_ns: int | None = None
+
+    def aim(self, due_ns: int | None) -> None:
+        """Ring at `due_ns`, or not at all."""
+        self.due_ns = due_ns
+        if due_ns is not None and (self._armed_ns is None or due_ns < self._armed_ns):
+            self._armed_ns = due_ns
+            self._timers.push(due_ns, self)
+
+    def ring(self, armed_ns: int, now: int) -> None:
+        """Called by the timers when an armed time has come."""
+        if armed_ns != self._armed_ns:
+            return  # it was aimed earlier meanwhile and has rung
+        self._armed_ns = None
+        if self.due_ns is None:
+            return
+        if self.due_ns > now:
+            self.aim(self.due_ns)
+            return
+        self.due_ns = None
+        self._action()
+
+
+class Timers:
+    """All alarms of one supervisor."""
+
+    def __init__(self, on_stall: Callable[[int], None]) -> None:
+        self._on_stall = on_stall
+        self._heap: list[tuple[int, int, Alarm]] = []
+        self._order = itertools.count()
+        self._changed = anyio.Event()
+
+    def alarm(self, action: Callable[[], None]) -> Alarm:
+        """Return an alarm that isn't aimed yet."""
+        return Alarm(self, action)
+
+    def push(self, due_ns: int, alarm: Alarm) -> None:
+        """Arm `alarm`; used by the alarm itself."""
+        earliest = not self._heap or due_ns < self._heap[0][0]
+        heapq.heappush(self._heap, (due_ns, next(self._order), alarm))
+        if earliest:
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Ring alarms until cancelled."""
+        while True:
+            self._changed = anyio.Event()
+            due_ns = self._heap[0][0] if self._heap else None
+            if due_ns is None:
+                await self._changed.wait()
+                continue
+            now = time.monotonic_ns()
+            if due_ns > now:
+                with anyio.move_on_after((due_ns - now) / NS_PER_S):
+                    await self._changed.wait()
+                now = time.monotonic_ns()
+            late_ns = now - due_ns
+            if late_ns > STALL_NS:
+                self._on_stall(late_ns)
+            self._ring_due(now)
+
+    def _ring_due(self, now: int) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            due_ns, _, alarm = heapq.heappop(self._heap)
+            alarm.ring(due_ns, now)

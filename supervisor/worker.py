@@ -1,0 +1,407 @@
+"""One worker process from spawn to collection: its life cycle, its attempts, its liveness.
+
+`run` is the task that lives as long as the process. Frames, alarms and the dispatcher's calls change the state
+between its awaits, all in the loop's thread; decisions come from the process table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from signal import SIGTERM, SIGUSR1, SIGUSR2
+from typing import Any, Protocol
+
+import anyio
+
+from infervisor.protocol.errors import ProtocolError, RemoteProtocolError
+from infervisor.protocol.machines import process as p
+from infervisor.protocol.machines.table import NoSuchRow
+from infervisor.protocol.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Cancel,
+    Drain,
+    Ended,
+    Failed,
+    Hello,
+    Load,
+    Log,
+    Message,
+    Progress,
+    Ready,
+    Released,
+    Shutdown,
+    Started,
+    Tokens,
+)
+from infervisor.protocol.timeline import NS_PER_S
+from infervisor.supervisor.attempt import Attempt
+from infervisor.supervisor.exit_report import ExitReport
+from infervisor.supervisor.link import Link
+from infervisor.supervisor.process import Sample, WorkerProcess
+from infervisor.supervisor.settings import Liveness, StopGraces, to_ns
+from infervisor.supervisor.timers import Timers
+
+END_WITHOUT_EXIT_NS = NS_PER_S
+"""How long a worker may live on after it closed its frames."""
+COLLECT_READS = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What every worker of a supervisor is started with."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    load: Load
+    startup_s: float | None
+    graces: StopGraces
+    liveness: Liveness
+
+
+class WorkerOwner(Protocol):
+    """What a worker tells the dispatcher, in the loop's thread."""
+
+    def worker_progressed(self, worker: Worker, message: Progress) -> None:
+        """Loading goes on."""
+        ...
+
+    def worker_ready(self, worker: Worker) -> None:
+        """Requests can be submitted."""
+        ...
+
+    def worker_hung(self, worker: Worker, stalled_s: float) -> None:
+        """It stood still; it is being killed."""
+        ...
+
+    def worker_logged(self, worker: Worker, message: Log) -> None:
+        """It told something."""
+        ...
+
+    def worker_exited(self, worker: Worker, report: ExitReport) -> None:
+        """It is collected; its attempts are still listed."""
+        ...
+
+
+class Worker:
+    """One process. Created by the slot, run once."""
+
+    def __init__(self, settings: WorkerSettings, owner: WorkerOwner, timers: Timers) -> None:
+        self.settings = settings
+        self.state = p.ProcessState()
+        self.attempts: dict[int, Attempt] = {}
+        self.facts: Mapping[str, Any] = {}
+        self.versions: Mapping[str, Any] = {}
+        self.longest_ns: dict[str, int] = {}
+        self.ready_ns: int | None = None
+        self._owner = owner
+        self._failed: Failed | None = None
+        self._protocol_error: ProtocolError | None = None
+        self._during = p.ProcessPhase.SPAWNED
+        self.leaving_ns: int | None = None
+        self._steps = -1
+        self._load_place: tuple[str, float] = ("", -1.0)
+        # Raises WorkerSpawnError before anything else exists.
+        self.process = WorkerProcess(settings.command, settings.environment)
+        self.spawned_ns = self.moved_ns = time.monotonic_ns()
+        self.link = Link(self.process, self._on_message, self._on_broken)
+        self._grace_alarm = timers.alarm(lambda: self.apply(p.GraceOver()))
+        self._startup_alarm = timers.alarm(self._startup_over)
+        self._liveness_alarm = timers.alarm(self._check_liveness)
+        self._dump_alarm = timers.alarm(lambda: self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE)))
+        self._end_alarm = timers.alarm(self._ended_without_exit)
+        self._aim_startup()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be submitted."""
+        return self.state.phase is p.ProcessPhase.READY
+
+    @property
+    def free_places(self) -> int:
+        """How many more attempts it takes now."""
+        return int(self.facts.get("slots", 1)) - len(self.attempts) if self.is_ready else 0
+
+    @property
+    def longest_step_ns(self) -> int:
+        """The longest step of any phase seen so far, in ns."""
+        return max(self.longest_ns.values(), default=0)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Task: attend the pipes until the exit is seen, read what is left, collect, report.
+
+        Cancelling it kills the process group and collects it before returning.
+        """
+        try:
+            self.apply(p.Connected())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.link.write_forever)
+                tasks.start_soon(self._read_frames)
+                tasks.start_soon(self.link.read_output_forever)
+                await self.process.wait_exit()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._collect()
+
+    async def _read_frames(self) -> None:
+        await self.link.read_frames_forever()
+        self._end_alarm.aim(time.monotonic_ns() + END_WITHOUT_EXIT_NS)
+
+    def _collect(self) -> None:
+        # The exit decides, not the end of file: a grandchild may hold the pipes. It is killed first, and
+        # what the worker had written before it died still counts.
+        if self.leaving_ns is None:
+            self.leaving_ns = time.monotonic_ns()
+        if self.state.phase is not p.ProcessPhase.KILLING:
+            self._during = self.state.phase if self.state.cause is None else self._during
+        self.process.kill_group()
+        self.link.read_frames()
+        self.link.read_output(COLLECT_READS)
+        status = self.process.collect()
+        self.link.close()
+        self.apply(p.Exited())
+        for alarm in (
+            self._grace_alarm, self._startup_alarm, self._liveness_alarm, self._dump_alarm, self._end_alarm,
+        ):  # fmt: skip
+            alarm.aim(None)
+        self._owner.worker_exited(
+            self,
+            ExitReport(
+                pid=self.pid,
+                cause=self.state.cause or p.DeathCause.CRASHED,
+                status=status,
+                during=self._during,
+                output_tail=self.link.output.tail(),
+                interpreter=self.settings.command[0],
+                failed=self._failed,
+                protocol_error=self._protocol_error,
+                startup_s=self.settings.startup_s,
+            ),
+        )
+
+    def apply(self, event: object) -> None:
+        """Step the process table and carry out its effects."""
+        now = time.monotonic_ns()
+        before = self.state
+        self.state, effects = p.PROCESS.step(before, event, now)
+        if before.cause is None and self.state.cause is not None:
+            self._during = before.phase
+            self.leaving_ns = now
+        for effect in effects:
+            self._carry_out(effect, now)
+
+    def _carry_out(self, effect: object, now: int) -> None:
+        match effect:
+            case p.SendLoad():
+                self.link.send(self.settings.load)
+            case p.AnnounceReady():
+                self.ready_ns = now
+                self._startup_alarm.aim(None)
+                self._owner.worker_ready(self)
+            case p.SendDrain():
+                self.link.send(Drain())
+                self._drained_if_empty()
+            case p.SendShutdown():
+                self.link.send(Shutdown())
+            case p.Terminate():
+                self.process.signal(SIGTERM)
+            case p.Kill():
+                self.process.kill_group()
+            case p.ArmGrace(grace):
+                graces = self.settings.graces
+                self._grace_alarm.aim(now + to_ns(getattr(graces, f"{grace}_s")))
+
+    def stop(self) -> None:
+        """Let it finish what it has and go, with the graces of its settings."""
+        self._startup_alarm.aim(None)
+        self.apply(p.StopAsked())
+
+    def kill(self, cause: p.DeathCause) -> None:
+        """End it now."""
+        self.apply(p.KillAsked(cause))
+
+    # --- attempts --------------------------------------------------------------------------------
+
+    def submit(self, attempt: Attempt, now: int) -> None:
+        """Send an attempt. Ask `free_places` before."""
+        self.attempts[attempt.id] = attempt
+        self.moved_ns = now
+        self.link.send(attempt.request.input.to_submit(attempt.id, attempt.request.window.limit))
+        self.aim_liveness()
+
+    def cancel_in_band(self, attempt: Attempt, now: int) -> None:
+        """First rung: a cancel frame; a submit that hasn't left yet is taken back instead."""
+        if self.link.withdraw(attempt.id):
+            attempt.on_process_gone(now)
+            return
+        self.link.send(Cancel(attempt.id))
+
+    def cancel_by_signal(self, attempt: Attempt) -> None:
+        """Second rung: the id past anything that jams control, and a signal to look at it."""
+        self.link.send_urgent(attempt.id)
+        self.process.signal(SIGUSR1)
+
+    def free(self, attempt: Attempt) -> None:
+        """Forget an attempt that is released."""
+        self.attempts.pop(attempt.id, None)
+        self._drained_if_empty()
+
+    def _drained_if_empty(self) -> None:
+        if self.state.phase is p.ProcessPhase.DRAINING and not self.attempts:
+            self.apply(p.Drained())
+
+    # --- frames ----------------------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        if self._protocol_error is not None or self.state.phase is p.ProcessPhase.EXITED:
+            return
+        now = time.monotonic_ns()
+        try:
+            self._dispatch(message, now)
+        except NoSuchRow as error:
+            self._on_broken(RemoteProtocolError(f"{message.name}: {error}"))
+        except RemoteProtocolError as error:
+            self._on_broken(error)
+
+    def _dispatch(self, message: Message, now: int) -> None:
+        match message:
+            case Tokens():
+                self.moved_ns = now
+                self._attempt(message.id, message).on_tokens(message, now)
+            case Beat():
+                self._on_beat(message, now)
+            case Started():
+                self.moved_ns = now
+                self._attempt(message.id, message).on_started(message, now)
+            case Ended():
+                self.moved_ns = now
+                self._attempt(message.id, message).on_ended(message, now)
+            case Released():
+                self.moved_ns = now
+                self._attempt(message.id, message).on_released(message, now)
+            case Hello():
+                self._on_hello(message)
+            case Progress():
+                self._on_progress(message)
+            case Ready():
+                self._on_ready(message)
+            case Failed():
+                self._failed = message
+                self.apply(p.FailedArrived())
+            case Log():
+                self._owner.worker_logged(self, message)
+
+    def _attempt(self, attempt_id: int, message: Message) -> Attempt:
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None:
+            raise RemoteProtocolError(f"{message.name} for attempt {attempt_id}, which isn't in this worker")
+        return attempt
+
+    def _on_hello(self, message: Hello) -> None:
+        if message.protocol != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"the worker speaks protocol {message.protocol}, this supervisor {PROTOCOL_VERSION}: "
+                "install the same version of infervisor in the worker's interpreter"
+            )
+        self.versions = message.versions
+        self.apply(p.HelloArrived())
+
+    def _on_progress(self, message: Progress) -> None:
+        if self.state.phase not in (
+            p.ProcessPhase.LOADING,
+            p.ProcessPhase.TERMINATING,
+            p.ProcessPhase.KILLING,
+        ):
+            raise RemoteProtocolError(f"progress can't happen while {self.state.phase}")
+        if (message.phase, message.fraction) != self._load_place:
+            # Only what moves extends the budget: a loader that repeats itself hangs.
+            self._load_place = (message.phase, message.fraction)
+            self._aim_startup()
+        self._owner.worker_progressed(self, message)
+
+    def _on_ready(self, message: Ready) -> None:
+        slots, context = message.facts.get("slots"), message.facts.get("context_tokens")
+        if not isinstance(slots, int) or not 1 <= slots <= 4096 or not isinstance(context, int):
+            raise RemoteProtocolError(f"ready.facts: slots {slots!r:.40} and context_tokens {context!r:.40}")
+        self.facts = {**message.facts, "fingerprint": message.fingerprint}
+        self.apply(p.ReadyArrived())
+
+    def _on_beat(self, message: Beat, now: int) -> None:
+        if message.steps != self._steps:
+            self._steps = message.steps
+            self.moved_ns = now
+        for phase, ns in message.longest_ns.items():
+            if phase in ("prefill", "decode"):
+                self.longest_ns[phase] = max(ns, self.longest_ns.get(phase, 0))
+
+    def _on_broken(self, error: ProtocolError) -> None:
+        if self._protocol_error is None and self.state.phase is not p.ProcessPhase.EXITED:
+            self._protocol_error = error
+            self.apply(p.KillAsked(p.DeathCause.PROTOCOL_ERROR))
+
+    def _ended_without_exit(self) -> None:
+        torn = " in the middle of one" if self.link.has_torn_frame else ""
+        self._on_broken(RemoteProtocolError(f"its frames ended{torn}, but the process lives on"))
+
+    # --- deadlines of the process ----------------------------------------------------------------
+
+    def _aim_startup(self) -> None:
+        startup_s = self.settings.startup_s
+        if startup_s is not None and self.ready_ns is None:
+            self._startup_alarm.aim(time.monotonic_ns() + to_ns(startup_s))
+
+    def _startup_over(self) -> None:
+        if self.ready_ns is None:
+            self.kill(p.DeathCause.STARTUP_TIMEOUT)
+
+    def owes_again(self, now: int) -> None:
+        """An attempt got credit: if nothing was owed before, the liveness clock starts now."""
+        if self._liveness_alarm.due_ns is None:
+            self.moved_ns = now
+            self.aim_liveness()
+
+    def aim_liveness(self) -> None:
+        """Watch the step counter while something is owed."""
+        owing = [attempt for attempt in self.attempts.values() if attempt.owes_a_step]
+        if owing and self.state.phase in (p.ProcessPhase.READY, p.ProcessPhase.DRAINING):
+            limit_ns = max(
+                self.settings.liveness.limit_ns(self.longest_ns.get(attempt.step_phase)) for attempt in owing
+            )
+            self._liveness_alarm.aim(self.moved_ns + limit_ns)
+        else:
+            self._liveness_alarm.aim(None)
+
+    def _check_liveness(self) -> None:
+        due_before = time.monotonic_ns()
+        self.aim_liveness()
+        due_ns = self._liveness_alarm.due_ns
+        if due_ns is None or due_ns > due_before:
+            return
+        self._liveness_alarm.aim(None)
+        self._owner.worker_hung(self, (due_before - self.moved_ns) / NS_PER_S)
+        # All stacks go into its output before the kill; the handler works while the GIL is held.
+        self.process.signal(SIGUSR2)
+        self._dump_alarm.aim(due_before + to_ns(self.settings.liveness.dump_s))
+
+    def forgive_stall(self, now: int) -> None:
+        """The parent was stalled: read everything first, and start the liveness clocks anew."""
+        self.link.read_frames()
+        self.moved_ns = now
+        if self.ready_ns is None and self.leaving_ns is None:
+            self._aim_startup()
+        self.aim_liveness()
+
+    def sample(self, now: int) -> Sample | None:
+        """Return memory and CPU time as psutil sees them."""
+        return self.process.sample(now)
+
+
+MakeWorker = Callable[[], Worker]

@@ -1,0 +1,339 @@
+"""Cancels against running steps and running Python code, with real threads where races are the point."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from infervisor.worker.abort import EARLY_CANCELS, Abort, AttemptCancelled
+
+PATIENCE_S = 20.0
+
+
+class Flag:
+    """An engine's abort flag."""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def interrupt(self) -> None:
+        self.raised = True
+
+    def clear_interrupt(self) -> None:
+        self.raised = False
+
+
+@pytest.fixture
+def flag() -> Flag:
+    return Flag()
+
+
+@pytest.fixture
+def abort(flag: Flag) -> Abort:
+    abort = Abort()
+    abort.attach(flag)
+    for attempt_id in (1, 2, 3):
+        assert abort.admit(attempt_id)
+    return abort
+
+
+def test_a_cancel_interrupts_the_step_that_its_attempt_is_in(abort: Abort, flag: Flag) -> None:
+    assert abort.begin_step([1, 2]) == [1, 2]
+    abort.cancel(2)
+    assert flag.raised
+    abort.end_step()
+    assert not flag.raised
+    assert abort.begin_step([1, 2]) == [1]
+
+
+def test_a_cancel_leaves_the_step_of_others_alone(abort: Abort, flag: Flag) -> None:
+    abort.begin_step([1, 2])
+    abort.cancel(3)
+    assert not flag.raised
+
+
+def test_a_cancel_between_steps_interrupts_nothing(abort: Abort, flag: Flag) -> None:
+    abort.cancel(1)
+    assert not flag.raised
+    assert abort.begin_step([1, 2]) == [2]
+    assert not flag.raised
+
+
+def test_an_interrupt_that_came_after_the_last_node_is_forgotten(abort: Abort, flag: Flag) -> None:
+    flag.interrupt()
+    abort.begin_step([1])
+    assert not flag.raised
+
+
+def test_cancelling_twice_keeps_the_first_time(abort: Abort) -> None:
+    first = abort.cancel(1)
+    assert abort.cancel(1) == first == abort.noticed_ns(1) == abort.forget(1)
+
+
+def test_a_cancel_that_overtakes_its_submit_applies_to_it(abort: Abort) -> None:
+    noticed_ns = abort.cancel(9)
+    assert abort.noticed_ns(9) is None
+    assert abort.admit(9)
+    assert abort.noticed_ns(9) == noticed_ns
+    assert abort.begin_step([9]) == []
+
+
+def test_cancels_of_unknown_ids_are_bounded(abort: Abort) -> None:
+    for attempt_id in range(100, 100 + EARLY_CANCELS + 1):
+        abort.cancel(attempt_id)
+    assert abort.admit(100)
+    assert abort.noticed_ns(100) is None, "the oldest one is forgotten"
+    assert abort.admit(101)
+    assert abort.noticed_ns(101) is not None
+
+
+def test_an_id_is_admitted_once_while_it_lives(abort: Abort) -> None:
+    assert not abort.admit(1)
+    abort.forget(1)
+    assert abort.admit(1)
+
+
+def test_stopping_cuts_the_step_and_lets_no_other_begin(abort: Abort, flag: Flag) -> None:
+    abort.begin_step([1])
+    abort.stop_all()
+    assert flag.raised
+    abort.end_step()
+    assert abort.begin_step([1, 2]) == []
+    abort.end_step()
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(2, lambda: None)
+
+
+# --- Python code that a cancel stops -----------------------------------------------------------------
+
+
+def spin(running: threading.Event) -> None:
+    """Loop for ever, as a template may."""
+    running.set()
+    while True:
+        pass
+
+
+@pytest.fixture
+def canceller(abort: Abort) -> Iterator[threading.Event]:
+    """Cancels attempt 1 when the event is set."""
+    running = threading.Event()
+
+    def cancel() -> None:
+        if running.wait(PATIENCE_S):
+            abort.cancel(1)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    yield running
+    running.set()
+    thread.join(PATIENCE_S)
+
+
+def test_an_endless_loop_is_stopped(abort: Abort, canceller: threading.Event) -> None:
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(1, lambda: spin(canceller))
+
+
+def test_code_that_catches_exceptions_cannot_hide_a_cancel(abort: Abort, canceller: threading.Event) -> None:
+    def stubborn() -> str:
+        try:
+            spin(canceller)
+        except BaseException:
+            return "survived"
+        return ""
+
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(1, stubborn)
+
+
+def test_a_swallowed_stop_is_thrown_once_more(abort: Abort) -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def swallow_once() -> None:
+        try:
+            spin(first)
+        except BaseException:
+            spin(second)
+
+    def cancel() -> None:
+        for event in (first, second):
+            if event.wait(PATIENCE_S):
+                abort.cancel(1)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(1, swallow_once)
+    thread.join(PATIENCE_S)
+    assert second.is_set()
+
+
+def test_a_cancelled_attempt_does_not_run_at_all(abort: Abort) -> None:
+    ran = []
+    abort.cancel(1)
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(1, lambda: ran.append(1))
+    assert ran == []
+
+
+def test_another_attempts_cancel_does_not_stop_it(abort: Abort) -> None:
+    assert abort.stoppable(1, lambda: [abort.cancel(2), "done"][1]) == "done"
+
+
+def test_its_own_errors_come_through(abort: Abort) -> None:
+    def fail() -> None:
+        raise ValueError("the template's")
+
+    with pytest.raises(ValueError, match="the template's"):
+        abort.stoppable(1, fail)
+    assert abort.stoppable(2, lambda: 7) == 7
+
+
+def test_a_stop_never_escapes_into_what_runs_next() -> None:
+    """Cancel at every moment of leaving the region: the stop lands inside, or is taken back."""
+    abort = Abort()
+    go = threading.Semaphore(0)
+    rounds = 400
+
+    def cancel_all() -> None:
+        for attempt_id in range(rounds):
+            go.acquire()
+            abort.cancel(attempt_id)
+            abort.cancel(attempt_id)
+
+    thread = threading.Thread(target=cancel_all)
+    thread.start()
+    outcomes = set()
+    try:
+        for attempt_id in range(rounds):
+            abort.admit(attempt_id)
+
+            def short(length: int = attempt_id) -> int:
+                go.release()
+                return sum(1 for _ in range(length * 20))
+
+            try:
+                abort.stoppable(attempt_id, short)
+                outcomes.add("finished")
+            except AttemptCancelled:
+                outcomes.add("cancelled")
+            sum(1 for _ in range(500))  # a stop that escaped would land here
+            abort.forget(attempt_id)
+    finally:
+        for _ in range(rounds):
+            go.release()
+        thread.join(PATIENCE_S)
+    assert "cancelled" in outcomes
+
+
+def test_steps_and_cancels_from_threads_never_interrupt_an_innocent_step() -> None:
+    class Engine(Flag):
+        def interrupt(self) -> None:
+            assert self.running is not None
+            assert 1 in self.running, "the step of others was interrupted"
+            self.raised = True
+
+        running: frozenset[int] | None = None
+
+    engine = Engine()
+    abort = Abort()
+    abort.attach(engine)
+    abort.admit(2)
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def cancel_often() -> None:
+        try:
+            while not done.is_set():
+                abort.cancel(1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=cancel_often) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(2000):
+            abort.admit(1)
+            # What the engine knows is set before the members are public, and cleared after they aren't.
+            engine.running = frozenset({1, 2})
+            wanted = abort.begin_step([1, 2])
+            assert 2 in wanted
+            abort.end_step()
+            engine.running = None
+            abort.forget(1)
+            engine.running = frozenset({2})
+            assert abort.begin_step([2]) == [2]
+            assert not engine.raised
+            abort.end_step()
+            engine.running = None
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert failures == []
+
+
+class AbortMachine(RuleBasedStateMachine):
+    """Any order of calls: the flag is up exactly if a member of the running step was cancelled in it."""
+
+    ids = st.integers(0, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = Flag()
+        self.abort = Abort()
+        self.abort.attach(self.flag)
+        self.live: dict[int, bool] = {}
+        self.early: set[int] = set()
+        self.members: set[int] | None = None
+        self.hit = False
+
+    @rule(attempt_id=ids)
+    def admit(self, attempt_id: int) -> None:
+        assert self.abort.admit(attempt_id) == (attempt_id not in self.live)
+        if attempt_id not in self.live:
+            self.live[attempt_id] = attempt_id in self.early
+            self.early.discard(attempt_id)
+
+    @rule(attempt_id=ids)
+    def cancel(self, attempt_id: int) -> None:
+        self.abort.cancel(attempt_id)
+        if attempt_id in self.live:
+            self.live[attempt_id] = True
+            self.hit |= self.members is not None and attempt_id in self.members
+        else:
+            self.early.add(attempt_id)
+
+    @precondition(lambda self: self.members is None)
+    @rule(attempt_id=ids)
+    def forget(self, attempt_id: int) -> None:
+        assert (self.abort.forget(attempt_id) is not None) == self.live.pop(attempt_id, False)
+
+    @precondition(lambda self: self.members is None)
+    @rule()
+    def begin(self) -> None:
+        wanted = self.abort.begin_step(self.live)
+        assert wanted == [attempt_id for attempt_id, cancelled in self.live.items() if not cancelled]
+        self.members = set(wanted)
+
+    @precondition(lambda self: self.members is not None)
+    @rule()
+    def end(self) -> None:
+        self.abort.end_step()
+        self.members = None
+        self.hit = False
+
+    @invariant()
+    def flag_is_up_only_for_a_member(self) -> None:
+        assert self.flag.raised == self.hit
+
+
+TestAbortMachine = AbortMachine.TestCase
+TestAbortMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

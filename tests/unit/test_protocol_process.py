@@ -1,0 +1,215 @@
+"""The process's table: every phase against every event, and every stop ends in an exit or a kill."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infervisor.protocol.endings import EndClass, EndReason
+from infervisor.protocol.machines.process import (
+    PROCESS,
+    AnnounceReady,
+    ArmGrace,
+    Connected,
+    DeathCause,
+    Drained,
+    Exited,
+    FailedArrived,
+    Grace,
+    GraceOver,
+    HelloArrived,
+    Kill,
+    KillAsked,
+    ProcessPhase,
+    ProcessState,
+    ReadyArrived,
+    SendDrain,
+    SendLoad,
+    SendShutdown,
+    StopAsked,
+    Terminate,
+)
+from infervisor.protocol.machines.table import NoSuchRow
+
+SPAWNED, HANDSHAKE, LOADING = ProcessPhase.SPAWNED, ProcessPhase.HANDSHAKE, ProcessPhase.LOADING
+READY, DRAINING, TERMINATING = ProcessPhase.READY, ProcessPhase.DRAINING, ProcessPhase.TERMINATING
+KILLING, EXITED = ProcessPhase.KILLING, ProcessPhase.EXITED
+
+EVENTS = (
+    Connected(),
+    HelloArrived(),
+    ReadyArrived(),
+    FailedArrived(),
+    StopAsked(),
+    Drained(),
+    GraceOver(),
+    KillAsked(DeathCause.UNRESPONSIVE),
+    Exited(),
+)
+# Rows are events, columns phases: the phase that the event leads to, "=" for no change, "-" for an error.
+GRID = """
+                spawned      handshake    loading      ready     draining     terminating  killing  exited
+Connected       handshake    -            -            -         -            -            -        -
+HelloArrived    -            loading      -            -         -            =            =        -
+ReadyArrived    -            -            ready        -         -            =            =        -
+FailedArrived   -            -            terminating  -         -            =            =        -
+StopAsked       terminating  terminating  terminating  draining  =            =            =        =
+Drained         -            -            -            -         terminating  =            =        =
+GraceOver       -            -            -            -         terminating  *            =        =
+KillAsked       killing      killing      killing      killing   killing      killing      =        =
+Exited          exited       exited       exited       exited    exited       exited       exited   -
+"""
+LINES = [line.split() for line in GRID.strip().splitlines()]
+CELL = {
+    (ProcessPhase(phase), line[0]): cell
+    for line in LINES[1:]
+    for phase, cell in zip(LINES[0], line[1:], strict=True)
+}
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(ProcessPhase, EVENTS)))
+def test_every_event_in_every_phase(phase: ProcessPhase, event: Any, signalled: bool) -> None:
+    state = ProcessState(phase, DeathCause.CANCEL_KILL, signalled)
+    cell = CELL[phase, type(event).__name__]
+    if cell == "-":
+        with pytest.raises(NoSuchRow, match=f"process: {type(event).__name__} can't happen while {phase}"):
+            PROCESS.step(state, event, 0)
+        return
+    after, effects = PROCESS.step(state, event, 0)
+    assert after.cause is DeathCause.CANCEL_KILL, "the first cause wins"
+    if cell == "=":
+        assert (after, effects) == (state, ())
+    elif cell == "*":  # the terminate signal comes before the kill
+        assert after.phase is (KILLING if signalled else TERMINATING)
+    else:
+        assert after.phase is ProcessPhase(cell)
+
+
+def test_the_table_has_no_other_rows() -> None:
+    assert len(CELL) == len(ProcessPhase) * len(EVENTS)
+    assert {(phase, kind.__name__) for phase, kind in PROCESS.rows} == {
+        k for k, c in CELL.items() if c != "-"
+    }
+
+
+def walk(*events: object) -> tuple[ProcessState, list[object]]:
+    """Return where the events lead from the start, and all effects in their order."""
+    state, effects = ProcessState(), []
+    for event in events:
+        state, more = PROCESS.step(state, event, 0)
+        effects += more
+    return state, effects
+
+
+TO_READY = (Connected(), HelloArrived(), ReadyArrived())
+
+
+def test_a_quiet_life() -> None:
+    state, effects = walk(*TO_READY, StopAsked(), Drained(), Exited())
+    assert state == ProcessState(EXITED, DeathCause.STOPPED)
+    assert effects == [
+        SendLoad(),
+        AnnounceReady(),
+        SendDrain(),
+        ArmGrace(Grace.DRAIN),
+        SendShutdown(),
+        ArmGrace(Grace.EXIT),
+    ]
+
+
+def test_a_stubborn_life() -> None:
+    state, effects = walk(*TO_READY, StopAsked(), GraceOver(), GraceOver())
+    assert state.phase is KILLING
+    assert effects[4:] == [Terminate(), ArmGrace(Grace.TERMINATE), Kill()]
+
+
+def test_a_worker_that_drains_but_does_not_exit_is_signalled_before_it_is_killed() -> None:
+    state, effects = walk(*TO_READY, StopAsked(), Drained(), GraceOver(), GraceOver())
+    assert state.phase is KILLING
+    assert effects[4:] == [
+        SendShutdown(),
+        ArmGrace(Grace.EXIT),
+        Terminate(),
+        ArmGrace(Grace.TERMINATE),
+        Kill(),
+    ]
+
+
+@pytest.mark.parametrize("events", [TO_READY[:n] for n in range(3)], ids=range(3))
+def test_a_worker_that_is_not_ready_has_nothing_to_drain(events: tuple[object, ...]) -> None:
+    state, effects = walk(*events, StopAsked(DeathCause.STARTUP_TIMEOUT))
+    assert state == ProcessState(TERMINATING, DeathCause.STARTUP_TIMEOUT, signalled=True)
+    assert effects[-2:] == [Terminate(), ArmGrace(Grace.TERMINATE)]
+    assert PROCESS.step(state, GraceOver(), 0)[1] == (Kill(),)
+
+
+def test_a_worker_whose_load_failed_is_given_time_to_exit() -> None:
+    state, effects = walk(Connected(), HelloArrived(), FailedArrived())
+    assert state == ProcessState(TERMINATING, DeathCause.LOAD_FAILED)
+    assert effects == [SendLoad(), SendShutdown(), ArmGrace(Grace.EXIT)]
+
+
+def test_an_exit_that_nobody_asked_for_is_a_crash() -> None:
+    for events in (TO_READY[:n] for n in range(4)):
+        assert walk(*events, Exited())[0] == ProcessState(EXITED, DeathCause.CRASHED)
+
+
+EVENT = (
+    st.sampled_from([event for event in EVENTS if not isinstance(event, (StopAsked, KillAsked))])
+    | st.builds(StopAsked, st.sampled_from(DeathCause))
+    | st.builds(KillAsked, st.sampled_from(DeathCause))
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(events=st.lists(EVENT, max_size=20))
+def test_whatever_happens_the_process_ends(events: list[Any]) -> None:
+    state, kills, armed = ProcessState(), 0, False
+    cause: DeathCause | None = None
+    for event in events:
+        if isinstance(event, GraceOver) and not armed:
+            continue  # the shell posts it only for a grace that is armed
+        before = state
+        try:
+            state, effects = PROCESS.step(state, event, 0)
+        except NoSuchRow:
+            assert state is before
+            continue
+        kills += Kill() in effects
+        armed = any(isinstance(effect, ArmGrace) for effect in effects) or (
+            armed and not isinstance(event, GraceOver)
+        )
+        if state.cause is not None and cause is None:
+            cause = state.cause
+        assert state.cause is cause
+        if before.phase is EXITED:
+            assert (state, effects) == (before, ())
+        # A phase that a process could linger in has a grace that ends it.
+        assert armed or state.phase not in (DRAINING, TERMINATING)
+        assert kills == (state.phase is KILLING) or state.phase is EXITED
+        assert kills <= 1
+    if state.phase is EXITED:
+        return
+    assert PROCESS.step(state, Exited(), 0)[0].phase is EXITED
+    state, effects = PROCESS.step(state, StopAsked(), 0)
+    for _ in range(3):
+        kills += Kill() in effects
+        if state.phase is not KILLING:
+            state, effects = PROCESS.step(state, GraceOver(), 0)
+        else:
+            effects = ()
+    kills += Kill() in effects
+    assert (state.phase, kills) == (KILLING, 1)
+
+
+@pytest.mark.parametrize("cause", DeathCause)
+def test_every_cause_says_whose_fault_it_was(cause: DeathCause) -> None:
+    assert cause.is_ours == (cause in (DeathCause.STOPPED, DeathCause.CANCEL_KILL))
+    assert (cause.end_reason is EndReason.WORKER_KILLED) == cause.is_ours
+    assert not cause.end_reason.is_natural
+    assert cause.end_reason.end_class is not EndClass.CALLER

@@ -1,0 +1,128 @@
+"""Where an attempt ends, what it counts, and when it may compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infervisor.protocol.errors import InvalidRequest, LocalProtocolError
+from infervisor.protocol.generation import Limits
+from infervisor.worker.attempt import Attempt
+from infervisor.worker.engine import Opened, Prefilled, Sampled
+from tests.helpers.raw_worker import submit
+
+
+def attempt(context_tokens: int = 100, prompt_tokens: int = 3, credit: int = 50, **limits: Any) -> Attempt:
+    made = Attempt.arrived(submit(1, limits=Limits(**limits), credit=credit))
+    made.check()
+    made.opened(0, Opened(prompt_tokens), context_tokens)
+    return made
+
+
+def say(made: Attempt, *pieces: str) -> list[str | None]:
+    whys = []
+    for piece in pieces:
+        taken = made.take(Sampled(7, piece.encode()))
+        assert taken is not None
+        whys.append(taken.why)
+    return whys
+
+
+def test_max_tokens_is_exact() -> None:
+    made = attempt(max_tokens=3)
+    assert say(made, "a", "b", "c") == [None, None, "length"]
+    assert made.usage()["completion_tokens"] == 3
+
+
+def test_a_full_context_ends_it_after_the_last_token_that_fits() -> None:
+    assert say(attempt(context_tokens=256, prompt_tokens=255), "a") == ["context_full"]
+    assert say(attempt(context_tokens=256, prompt_tokens=254), "a", "b") == [None, "context_full"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "context_tokens", "why"),
+    [
+        ({"stop": ("b",), "max_tokens": 2}, 5, "stop_sequence"),
+        ({"max_tokens": 2}, 5, "length"),
+        ({}, 5, "context_full"),
+        ({}, 6, None),
+    ],
+)
+def test_several_ends_on_one_token_have_an_order(
+    limits: dict[str, Any], context_tokens: int, why: str | None
+) -> None:
+    assert say(attempt(context_tokens=context_tokens, **limits), "a", "b") == [None, why]
+
+
+def test_the_end_token_is_not_delivered_and_costs_no_completion_token() -> None:
+    made = attempt(max_tokens=3)
+    say(made, "a")
+    taken = made.take(Sampled(2, b"", end=True))
+    assert taken is not None
+    assert (taken.index, taken.why) == (None, "stop")
+    usage = made.usage()
+    assert (usage["completion_tokens"], usage["computed_tokens"]) == (1, 2)
+
+
+def test_ignoring_the_end_token_delivers_it_and_goes_on() -> None:
+    made = attempt(ignore_eos=True)
+    taken = made.take(Sampled(2, b"", end=True))
+    assert taken is not None
+    assert (taken.index, taken.token, taken.why) == (0, [2, "", None], None)
+
+
+def test_without_credit_it_sits_out_but_its_prompt_is_read() -> None:
+    made = attempt(credit=1)
+    assert made.runnable
+    made.take(Prefilled(3, 3))
+    assert made.runnable
+    say(made, "a")
+    assert not made.runnable
+    made.grant.raise_to(2)
+    assert made.runnable
+    assert attempt(credit=0).runnable, "reading the prompt needs no credit"
+
+
+def test_a_prompt_that_is_all_in_memory_needs_credit_at_once() -> None:
+    made = Attempt.arrived(submit(1, credit=0))
+    made.check()
+    made.opened(0, Opened(3, cached_tokens=3), 100)
+    assert not made.runnable
+
+
+def test_a_token_beyond_credit_is_an_error() -> None:
+    made = attempt(credit=1)
+    say(made, "a")
+    with pytest.raises(LocalProtocolError):
+        say(made, "b")
+
+
+def test_delivered_tokens_count_towards_index_limits_and_usage() -> None:
+    made = Attempt.arrived(submit(1, limits=Limits(max_tokens=4), delivered=(5, 6, 7)))
+    made.check()
+    made.opened(0, Opened(3), 100)
+    taken = made.take(Sampled(8, b"d"))
+    assert taken is not None
+    assert (taken.index, taken.why) == (3, "length")
+    assert made.usage() == {
+        "prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 4, "computed_tokens": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ({"limits": {"max_tokens": 0}}, "max_tokens"),
+        ({"limits": {"stop": [""]}}, "stop"),
+        ({"limits": {"tokens": 1}}, "tokens"),
+        ({"sampling": {"temperature": -1}}, "temperature"),
+        ({"seed": 1 << 32}, "seed"),
+    ],
+)
+def test_what_the_parent_should_have_refused_is_refused_here(bad: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Attempt.arrived(submit(1, **bad)).check()
+    assert caught.value.field == field

@@ -1,0 +1,1 @@
+"""The child process: owns the model. Never imports anyio, typer or the supervisor."""

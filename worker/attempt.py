@@ -1,0 +1,108 @@
+"""One attempt on this worker: its credit, its text, its counts, and where it ends. No I/O, no threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infervisor.protocol.credit import Grant
+from infervisor.protocol.errors import InvalidRequest
+from infervisor.protocol.generation import Limits, Sampling, check_seed, check_text
+from infervisor.protocol.messages import Submit
+from infervisor.worker.engine import Opened, Outcome, Prefilled
+from infervisor.worker.text import TextAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a sampled token means. index is None if nothing is to be sent; why is None if it goes on."""
+
+    index: int | None
+    token: list[Any]
+    why: str | None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """State from arrival to release. The work loop's thread alone touches it."""
+
+    submit: Submit
+    grant: Grant
+    limits: Limits = field(default_factory=Limits)
+    text: TextAssembler = field(default_factory=TextAssembler)
+    slot: int = -1
+    context_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    prefilled: bool = False
+
+    @classmethod
+    def arrived(cls, submit: Submit) -> Attempt:
+        """Return the attempt as it waits for a slot; credit for it counts from now on."""
+        delivered = len(submit.delivered)
+        return cls(submit, Grant(max(submit.credit, delivered), computed=delivered))
+
+    @property
+    def id(self) -> int:
+        """The attempt's id."""
+        return self.submit.id
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a step may include it: its prompt isn't read yet, or a token may be computed."""
+        return not self.prefilled or self.grant.may_compute
+
+    def check(self) -> None:
+        """Check what the parent should have checked. Raises `InvalidRequest`."""
+        submit = self.submit
+        if (submit.prompt is None) == (submit.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
+        if submit.prompt is not None:
+            check_text("prompt", submit.prompt)
+        Sampling.from_wire(submit.sampling)
+        check_seed(submit.seed)
+        self.limits = Limits.from_wire(submit.limits)
+        self.text = TextAssembler(self.limits.stop)
+
+    def opened(self, slot: int, opened: Opened, context_tokens: int) -> None:
+        """Take what the engine said when it took the request into `slot`."""
+        self.slot = slot
+        self.context_tokens = context_tokens
+        self.prompt_tokens = opened.prompt_tokens
+        self.cached_tokens = opened.cached_tokens
+        self.prefilled = opened.cached_tokens >= opened.prompt_tokens
+
+    def take(self, outcome: Outcome) -> Taken | None:
+        """Count one outcome of a step; return what to send and whether it ends here, None for prefill.
+
+        Where several natural ends fall on one token: stop, stop_sequence, length, context_full.
+        """
+        if isinstance(outcome, Prefilled):
+            self.prefilled = outcome.done_tokens >= outcome.total_tokens
+            return None
+        self.prefilled = True
+        self.computed_tokens += 1
+        if outcome.end and not self.limits.ignore_eos:
+            return Taken(None, [], "stop")
+        index = self.grant.spend()
+        shown = self.text.feed(outcome.data)
+        return Taken(index, [outcome.token, shown, outcome.logprobs], self._natural_end(index + 1))
+
+    def _natural_end(self, completion_tokens: int) -> str | None:
+        if self.text.stopped:
+            return "stop_sequence"
+        if self.limits.max_tokens is not None and completion_tokens >= self.limits.max_tokens:
+            return "length"
+        if self.prompt_tokens + completion_tokens >= self.context_tokens:
+            return "context_full"
+        return None
+
+    def usage(self) -> dict[str, int]:
+        """Return the counts that `ended` carries. completion_tokens: all that the reader has been sent."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.grant.computed,
+            "computed_tokens": self.computed_tokens,
+        }

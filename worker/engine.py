@@ -1,0 +1,137 @@
+"""The contract between the work loop and an engine. A stranger adds an engine by meeting this page.
+
+An engine owns a loaded model and a fixed number of slots, numbered from 0. It knows tokens; it knows
+nothing of credit, stop strings, UTF-8, frames or requests: the work loop does those for all engines.
+
+Threads: every method runs in the work loop's thread, but `interrupt`, which any thread may call while a
+step runs. Between steps the loop calls `clear_interrupt`. A step must return soon: a prefill advances by
+one slice of about 250 ms or less.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from infervisor.protocol.messages import Submit
+
+T = TypeVar("T")
+
+
+class AbortGranularity(enum.StrEnum):
+    """What a cancel has to wait for at most."""
+
+    NODE = "node"
+    """One node of the compute graph."""
+    MICRO_BATCH = "micro_batch"
+    """One micro-batch: devices that can't be interrupted inside a graph."""
+    STEP = "none"
+    """A whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is true once the model is loaded; travels in `ready`.
+
+    fingerprint: two workers with the same one compute the same from the same tokens.
+    context_tokens: the *effective* context of one sequence: prompt and answer together.
+    extra: anything else worth showing (plain values): model name, bytes, devices, threads.
+    """
+
+    engine: str
+    library: str
+    fingerprint: str
+    context_tokens: int
+    vocabulary_tokens: int
+    has_chat_template: bool
+    slots: int
+    abort: AbortGranularity
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence that sits in a slot. prompt_tokens: all of the prompt; cached_tokens: already computed."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The step read a slice of the prompt. done_tokens of total_tokens are in memory now."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The step chose one token. data: its bytes (any cut of UTF-8). end: the model's own end token."""
+
+    token: int
+    data: bytes
+    end: bool = False
+    logprobs: Any = None
+
+
+Outcome = Prefilled | Sampled
+
+
+class LoadRefused(Exception):
+    """`load` can't succeed. code: stable name; permanent: trying again without a change is pointless."""
+
+    def __init__(self, message: str, code: str = "model_load", *, permanent: bool = True) -> None:
+        super().__init__(message)
+        self.code = code
+        self.permanent = permanent
+
+
+class Engine(Protocol):
+    """One loaded model and its slots."""
+
+    def load(
+        self, model: str | None, options: Mapping[str, Any], progress: Callable[[str, float], None]
+    ) -> ModelFacts:
+        """Load `model`. Calls progress(phase, fraction from 0 to 1) with phase import, load or warm_up.
+
+        Raises `LoadRefused` with what happened, to what, and what to do next.
+        """
+        ...
+
+    def open(self, slot: int, submit: Submit, stoppable: Callable[[Callable[[], T]], T]) -> Opened:
+        """Take the request into `slot`: render its template, tokenise, set up its sampler. Computes nothing.
+
+        Python code that a model file or a caller controls (a template) must run inside
+        `stoppable(function)`, which a cancel ends by an asynchronous exception; leave no state behind it.
+        Raises `InvalidRequest` for what can't be served; the slot is then still free.
+        """
+        ...
+
+    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
+        """Advance each sequence named by one prefill slice or one sampled token, in the order given.
+
+        A sequence whose prompt isn't all in memory gets a slice (`Prefilled`), another one its next token
+        (`Sampled`). Returns None when `interrupt` cut the step: no sequence has lost or gained a token,
+        finished prefill may be kept, and calling again with the same slots goes on where it was.
+        Any exception ends the requests named as engine errors.
+        """
+        ...
+
+    def release(self, slot: int) -> None:
+        """Free the slot: after return no step includes its sequence and it can be opened again."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make the running step return None soon. Any thread; must not block or take the step's locks."""
+        ...
+
+    def clear_interrupt(self) -> None:
+        """Forget an interrupt, before the next step."""
+        ...
+
+    def close(self) -> None:
+        """Free sampler, context, model. Idempotent."""
+        ...

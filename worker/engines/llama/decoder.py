@@ -1,0 +1,174 @@
+"""One native context: prefill slices, decode steps, and putting memory right after an interrupted one.
+
+Owns the batch, the KV memory and the pace of prefill; knows nothing of requests or text. Sequence numbers
+are slots. Prefill and decode are separate native calls and one sequence prefills per call, so an abort in
+one sequence's prefill can't touch another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from infervisor.worker.engines.llama.library import AbortFlag, NativeLog
+
+SLICE_SECONDS = 0.2
+"""What a prefill slice aims at; the contract allows 0.25 s."""
+MIN_SLICE_TOKENS = 8
+FIRST_SLICE_TOKENS = 32
+_NO_ROOM, _ABORTED = 1, 2
+
+
+class Pace:
+    """How many tokens the next prefill slice takes, from what the last ones cost."""
+
+    def __init__(self, most_tokens: int, fixed_tokens: int | None) -> None:
+        self._most = most_tokens
+        self._fixed = fixed_tokens
+        self._tokens = min(most_tokens, fixed_tokens or FIRST_SLICE_TOKENS)
+        self._token_s = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The length of the next slice."""
+        return self._tokens
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Learn from a finished slice."""
+        if self._fixed is not None or tokens < MIN_SLICE_TOKENS:
+            return  # a short rest costs more per token than a slice does
+        cost = seconds / tokens
+        self._token_s = cost if not self._token_s else 0.75 * self._token_s + 0.25 * cost
+        wanted = int(SLICE_SECONDS / max(self._token_s, 1e-9))
+        # At most doubled: one lucky measurement must not make a slice of seconds.
+        wanted = min(wanted, 2 * self._tokens, self._most) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
+        self._tokens = max(wanted, min(MIN_SLICE_TOKENS, self._most))
+
+
+class Decoder:
+    """The context of a loaded model. `close` frees it; the model must outlive it."""
+
+    def __init__(
+        self, llama_cpp: Any, model: Any, context: Any, abort: AbortFlag, log: NativeLog,
+        *, slots: int, fixed_slice_tokens: int | None, swa_full: bool,
+    ) -> None:  # fmt: skip
+        self._llama = llama_cpp
+        self.context = context
+        self._abort = abort
+        self._log = log
+        self._memory = llama_cpp.llama_get_memory(context)
+        llama_cpp.llama_set_abort_callback(context, abort.callback, abort.argument)
+        self.batch_tokens: int = llama_cpp.llama_n_batch(context)
+        self.pace = Pace(self.batch_tokens, fixed_slice_tokens)
+        self._recurrent = bool(
+            llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+        )
+        self._window = 0 if swa_full else int(llama_cpp.llama_model_n_swa(model))
+        self._make_batch(slots)
+
+    def _make_batch(self, slots: int) -> None:
+        # Allocated once: a step fills in numbers and builds nothing.
+        count = self.batch_tokens
+        self._tokens = (ctypes.c_int32 * count)()
+        self._positions = (ctypes.c_int32 * count)()
+        self._outputs = (ctypes.c_int8 * count)()
+        counts = (ctypes.c_int32 * count)(*([1] * count))
+        self._slot_ids = [(ctypes.c_int32 * 1)(slot) for slot in range(slots)]
+        self._slot_pointers = [ctypes.cast(ids, ctypes.POINTER(ctypes.c_int32)) for ids in self._slot_ids]
+        self._sequences = (ctypes.POINTER(ctypes.c_int32) * count)()
+        self._batch = self._llama.llama_batch(
+            0, self._tokens, None, self._positions, counts, self._sequences, self._outputs
+        )
+        self._keep = counts
+
+    def prefill(self, slot: int, tokens: list[int], start: int, end: int) -> tuple[int, bool]:
+        """Read one slice of tokens[start:end] into memory at those positions.
+
+        Returns (how many tokens the sequence now has in memory, whether the slice was finished). After an
+        interrupt the finished micro-batches are kept; the number may also be 0 when memory couldn't be
+        rolled back and all has to be read again.
+        """
+        stop = min(end, start + self.pace.tokens)
+        count = stop - start
+        wanted: list[Any] = tokens[start:stop]
+        self._tokens[:count] = wanted
+        self._positions[:count] = list(range(start, stop))
+        self._outputs[:count] = [0] * count
+        self._sequences[:count] = [self._slot_pointers[slot]] * count
+        began = time.monotonic()
+        if self._call(count):
+            self.pace.measured(count, time.monotonic() - began)
+            return stop, True
+        # A finished micro-batch stays: so a storm of interrupts can't keep a prompt from being read.
+        kept = int(self._llama.llama_memory_seq_pos_max(self._memory, slot)) + 1
+        return self.roll_back(slot, min(max(kept, start), stop)), False
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> bool:
+        """Decode one token of each slot in one call; outputs are then numbered as the slots are.
+
+        Returns False if interrupted: memory is then to be put right with `roll_back` for each slot.
+        """
+        for index, slot in enumerate(slots):
+            self._tokens[index] = tokens[index]
+            self._positions[index] = positions[index]
+            self._outputs[index] = 1
+            self._sequences[index] = self._slot_pointers[slot]
+        return self._call(len(slots))
+
+    def _call(self, count: int) -> bool:
+        self._batch.n_tokens = count
+        # llama.cpp warns of every abort; those are asked for here.
+        self._log.quiet = True
+        try:
+            code = self._llama.llama_decode(self.context, self._batch)
+        finally:
+            self._log.quiet = False
+        if code == 0:
+            return True
+        if code == _ABORTED:
+            return False
+        if code == _NO_ROOM:
+            raise DecodeFailed("the KV cache has no room for this step: raise n_ctx or use fewer slots", code)
+        raise DecodeFailed(f"llama_decode failed with code {code}: {self._log.tail(3)}", code)
+
+    def roll_back(self, slot: int, position: int) -> int:
+        """Forget everything of `slot` from `position` on. Returns the position that memory really has.
+
+        That is 0 when memory can't be cut there: recurrent models keep no history, and a sliding window may
+        have lost cells that the cut would need.
+        """
+        llama, memory = self._llama, self._memory
+        if position > 0 and not self._recurrent and llama.llama_memory_seq_rm(memory, slot, position, -1):
+            last = llama.llama_memory_seq_pos_max(memory, slot)
+            first = llama.llama_memory_seq_pos_min(memory, slot)
+            window_whole = not self._window or first <= max(0, position - self._window)
+            if last == position - 1 and window_whole:
+                return position
+        self.forget(slot)
+        return 0
+
+    def forget(self, slot: int) -> None:
+        """Empty the slot's memory."""
+        self._llama.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def warm_up(self, token: int) -> None:
+        """Compute one token and forget it: pages are read in and buffers made before the first request."""
+        if not self.decode([0], [token], [0]):
+            raise DecodeFailed("the warm-up was interrupted", _ABORTED)
+        self._llama.llama_memory_clear(self._memory, True)
+
+    def close(self) -> None:
+        """Free the context. Idempotent."""
+        context, self.context = self.context, None
+        if context is not None:
+            self._llama.llama_free(context)
+
+
+class DecodeFailed(RuntimeError):
+    """llama.cpp refused or failed a step; the sequences in it are to be released."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,116 @@
+"""The sampler chain of one sequence, built from what the request asks for and freed with it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infervisor.protocol.errors import InvalidRequest
+from infervisor.protocol.generation import Sampling
+
+MIN_TEMPERATURE = 1e-5
+"""Logits are divided by it in 32 bits; below this they overflow, and the vocabulary's last token wins."""
+_RANDOM_SEED = 0xFFFFFFFF
+"""llama.cpp takes this seed to mean "choose one"; its neighbour stands in, so that it is repeatable."""
+
+
+class SamplerChain:
+    """A native sampler chain. `sample` is bound at construction: it runs once a token."""
+
+    def __init__(self, llama_cpp: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) -> None:
+        check_logit_bias(sampling.logit_bias, vocabulary_tokens)
+        self._llama = llama_cpp
+        self._free = llama_cpp.llama_sampler_free
+        parameters = llama_cpp.llama_sampler_chain_default_params()
+        parameters.no_perf = True
+        self.pointer = llama_cpp.llama_sampler_chain_init(parameters)
+        try:
+            for part in _parts(llama_cpp, sampling, seed, vocabulary_tokens):
+                llama_cpp.llama_sampler_chain_add(self.pointer, part)
+        except BaseException:
+            self.close()
+            raise
+        self._window = sampling.repeat_last_n
+        self._random = sampling.temperature > 0
+
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Let the prompt's last tokens count for the penalties, as llama.cpp's own server does."""
+        accept = self._llama.llama_sampler_accept
+        for token in tokens[max(0, len(tokens) - self._window) :]:
+            accept(self.pointer, token)
+
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Bring the chain to where sampling `tokens` had brought it: penalties, one random draw for each."""
+        if self._random and tokens:
+            self._draw(len(tokens))
+        accept = self._llama.llama_sampler_accept
+        for token in tokens:
+            accept(self.pointer, token)
+
+    def _draw(self, times: int) -> None:
+        # The dist sampler, last in the chain, draws once per apply, whatever the candidates.
+        llama = self._llama
+        last = llama.llama_sampler_chain_get(self.pointer, llama.llama_sampler_chain_n(self.pointer) - 1)
+        candidates = (llama.llama_token_data * 1)(llama.llama_token_data(0, 0.0, 0.0))
+        array = llama.llama_token_data_array(candidates, 1, -1, False)
+        for _ in range(times):
+            llama.llama_sampler_apply(last, ctypes.byref(array))
+
+    def close(self) -> None:
+        """Free the chain and all its parts. Idempotent."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            self._free(pointer)
+
+
+def check_logit_bias(bias: Mapping[int, float], vocabulary_tokens: int) -> None:
+    """Raise `InvalidRequest` for a token outside the vocabulary, or if every token is banned."""
+    for token in bias:
+        if not 0 <= token < vocabulary_tokens:
+            raise InvalidRequest(
+                f"logit_bias names token {token}, and this model's vocabulary has {vocabulary_tokens} tokens "
+                f"(0 to {vocabulary_tokens - 1})",
+                "logit_bias",
+            )
+    if sum(1 for value in bias.values() if value == -math.inf) >= vocabulary_tokens:
+        raise InvalidRequest(
+            f"logit_bias bans all {vocabulary_tokens} tokens of the vocabulary: nothing is left to say",
+            "logit_bias",
+        )
+
+
+def _parts(llama: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) -> list[Any]:
+    """Return the samplers in llama.cpp's order. Those whose setting is neutral are left out."""
+    parts: list[Any] = []
+    if sampling.logit_bias:
+        entries = [llama.llama_logit_bias(token, value) for token, value in sampling.logit_bias.items()]
+        array = (llama.llama_logit_bias * len(entries))(*entries)
+        parts.append(llama.llama_sampler_init_logit_bias(vocabulary_tokens, len(entries), array))
+    if sampling.repeat_last_n and (
+        sampling.repeat_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
+    ):
+        parts.append(
+            llama.llama_sampler_init_penalties(
+                vocabulary_tokens,
+                sampling.repeat_last_n,
+                sampling.repeat_penalty,
+                sampling.frequency_penalty,
+                sampling.presence_penalty,
+            )
+        )
+    if sampling.temperature == 0:
+        parts.append(llama.llama_sampler_init_greedy())
+        return parts
+    if sampling.top_k:
+        parts.append(llama.llama_sampler_init_top_k(sampling.top_k))
+    if sampling.typical_p < 1:
+        parts.append(llama.llama_sampler_init_typical(sampling.typical_p, 1))
+    if sampling.top_p < 1:
+        parts.append(llama.llama_sampler_init_top_p(sampling.top_p, 1))
+    if sampling.min_p > 0:
+        parts.append(llama.llama_sampler_init_min_p(sampling.min_p, 1))
+    parts.append(llama.llama_sampler_init_temp(max(sampling.temperature, MIN_TEMPERATURE)))
+    parts.append(llama.llama_sampler_init_dist(_RANDOM_SEED - 1 if seed == _RANDOM_SEED else seed))
+    return parts

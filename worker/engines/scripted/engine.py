@@ -1,0 +1,238 @@
+"""The scripted engine: the whole engine contract, without a model.
+
+Text depends on index, seed and prompt, never on timing. Faults come from `faults`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infervisor.protocol.errors import InvalidRequest
+from infervisor.protocol.generation import Sampling
+from infervisor.protocol.messages import Submit
+from infervisor.worker.abort import T
+from infervisor.worker.engine import AbortGranularity, ModelFacts, Opened, Outcome, Prefilled, Sampled
+from infervisor.worker.engines.scripted.faults import KINDS, Fault, Situation
+from infervisor.worker.engines.scripted.options import ScriptedOptions
+from infervisor.worker.fault_hooks import FaultHooks
+
+NO_FRAMES = -1
+
+
+@dataclass(slots=True)
+class Script:
+    """One sequence: what was asked, and how far the answer is."""
+
+    submit: Submit
+    prompt: str
+    words: list[bytes]
+    prompt_tokens: int
+    temperature: float
+    index: int
+    read_tokens: int = 0
+    fired: set[Fault] = field(default_factory=set[Fault])
+
+
+class ScriptedEngine:
+    """Meets `worker.engine.Engine`."""
+
+    def __init__(self) -> None:
+        self._options = ScriptedOptions()
+        self._pieces: tuple[bytes, ...] | None = None
+        self._scripts: dict[int, Script] = {}
+        self._interrupted = threading.Event()
+        self._situation = Situation(FaultHooks(NO_FRAMES))
+        self._opened = 0
+        self._released = 0
+
+    def use_fault_hooks(self, hooks: FaultHooks) -> None:
+        """Take what faults need of the worker."""
+        self._situation.hooks = hooks
+
+    def load(
+        self, model: str | None, options: Mapping[str, Any], progress: Callable[[str, float], None]
+    ) -> ModelFacts:
+        """Check the options and pretend to load. `model` is only a name here."""
+        self._options = chosen = ScriptedOptions.from_mapping(options)
+        self._pieces = chosen.pieces()
+        progress("import", 0.0)
+        self._misbehave("import", 0)
+        progress("import", 1.0)
+        for done in range(chosen.load_steps):
+            progress("load", done / chosen.load_steps)
+            self._misbehave("load", done)
+            time.sleep(chosen.load_s / chosen.load_steps)
+        progress("load", 1.0)
+        progress("warm_up", 0.0)
+        self._misbehave("warm_up", 0)
+        progress("warm_up", 1.0)
+        return ModelFacts(
+            engine="scripted",
+            library="scripted 1",
+            fingerprint=chosen.fingerprint(),
+            context_tokens=chosen.context_tokens,
+            vocabulary_tokens=chosen.vocabulary_tokens,
+            has_chat_template=True,
+            slots=chosen.slots,
+            abort=chosen.abort,
+            extra={"model": model},
+        )
+
+    def open(self, slot: int, submit: Submit, stoppable: Callable[[Callable[[], T]], T]) -> Opened:
+        """Take a request. A chat's prompt is the texts of its messages, one a line."""
+        prompt = submit.prompt
+        if prompt is None:
+            prompt = "\n".join(_content(message) for message in submit.messages or ())
+        words = re.findall(r"\s*\S+", prompt)
+        prompt_tokens = max(1, len(words))
+        context = self._options.context_tokens
+        if prompt_tokens >= context:
+            raise InvalidRequest(
+                f"the prompt has {prompt_tokens} tokens and the context holds {context}: "
+                f"at most {context - 1} leave room for an answer",
+                "prompt",
+            )
+        script = Script(
+            submit=submit,
+            prompt=prompt,
+            words=[word.encode() for word in words],
+            prompt_tokens=prompt_tokens,
+            temperature=Sampling.from_wire(submit.sampling).temperature,
+            index=len(submit.delivered),
+        )
+        self._misbehave("open", self._opened, script)
+        self._opened += 1
+        if self._options.open_s:
+            until = time.monotonic() + self._options.open_s
+            stoppable(lambda: _spin(until))  # type: ignore[arg-type,return-value]
+        self._scripts[slot] = script
+        return Opened(prompt_tokens)
+
+    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
+        """Read a slice of each unread prompt, then compute one token of each other sequence."""
+        outcomes: list[Outcome] = []
+        scripts = [self._scripts[slot] for slot in slots]
+        for script in scripts:
+            unread = script.read_tokens < script.prompt_tokens
+            phase, count = ("prefill", script.read_tokens) if unread else ("decode", script.index)
+            self._misbehave(phase, count, script)
+        prefilling = [script for script in scripts if script.read_tokens < script.prompt_tokens]
+        done = {id(script): script.read_tokens for script in prefilling}
+        for script in prefilling:
+            tokens, seconds = self._slice(script)
+            if not self._spend(seconds):
+                return None
+            done[id(script)] += tokens
+        if len(prefilling) < len(scripts) and not self._spend(self._options.pace_s):
+            return None
+        # Nothing was changed up to here, so that a cut step can simply run again.
+        for script in scripts:
+            if id(script) in done:
+                script.read_tokens = done[id(script)]
+                outcomes.append(Prefilled(script.read_tokens, script.prompt_tokens))
+            else:
+                outcomes.append(self._sample(script))
+        return outcomes
+
+    def release(self, slot: int) -> None:
+        """Free the slot."""
+        script = self._scripts.pop(slot)
+        self._misbehave("release", self._released, script)
+        self._released += 1
+        if self._situation.never_releases:
+            threading.Event().wait()
+
+    def interrupt(self) -> None:
+        """End the waits of the running step."""
+        if self._options.abort is AbortGranularity.NODE and not self._situation.ignores_interrupts:
+            self._interrupted.set()
+
+    def clear_interrupt(self) -> None:
+        """Forget an interrupt."""
+        self._interrupted.clear()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._scripts.clear()
+
+    # --- what it says ------------------------------------------------------------------------------
+
+    def _sample(self, script: Script) -> Sampled:
+        index = script.index
+        script.index += 1
+        data = self._piece(script, index)
+        vocabulary = self._options.vocabulary_tokens
+        if data is None:
+            return Sampled(vocabulary - 1, b"", end=True)
+        return Sampled(index % vocabulary, data)
+
+    def _piece(self, script: Script, index: int) -> bytes | None:
+        mode = self._options.mode
+        pieces = self._pieces
+        if pieces is None and mode == "echo":
+            pieces = tuple(script.words)
+        if pieces is not None:
+            if index < len(pieces):
+                return pieces[index]
+            cycles = self._options.end == "cycle" and bool(pieces)
+            return pieces[index % len(pieces)] if cycles else None
+        if mode == "random" and script.temperature > 0:
+            draw = hashlib.blake2b(f"{script.submit.seed} {index}".encode(), digest_size=4)
+            return b"r%d " % int.from_bytes(draw.digest(), "big")
+        return b"w%d " % index
+
+    # --- how long it takes -------------------------------------------------------------------------
+
+    def _slice(self, script: Script) -> tuple[int, float]:
+        """Return how many prompt tokens the next slice reads, and in how many seconds."""
+        options = self._options
+        rate = options.prefill_tokens_per_s
+        if rate is None and options.prefill_s:
+            rate = script.prompt_tokens / options.prefill_s
+        left = script.prompt_tokens - script.read_tokens
+        if rate is None:
+            return left, 0.0
+        tokens = min(left, max(1, int(rate * options.slice_s)))
+        return tokens, tokens / rate
+
+    def _spend(self, seconds: float) -> bool:
+        """Let time pass; return whether the step may go on."""
+        if self._options.abort is AbortGranularity.NODE and not self._situation.ignores_interrupts:
+            return not self._interrupted.wait(seconds) if seconds else not self._interrupted.is_set()
+        time.sleep(seconds)
+        return True
+
+    # --- how it fails ------------------------------------------------------------------------------
+
+    def _misbehave(self, phase: str, count: int, script: Script | None = None) -> None:
+        for fault in self._options.faults:
+            if fault.at != phase or count < fault.after:
+                continue
+            if script is not None:
+                if fault in script.fired:
+                    continue
+                if fault.prompt_contains is not None and fault.prompt_contains not in script.prompt:
+                    continue
+                script.fired.add(fault)
+                self._situation.attempt_id = script.submit.id
+                self._situation.index = script.index
+            if fault.claim():
+                KINDS[fault.kind](fault, self._situation)
+
+
+def _spin(until: float) -> None:
+    while time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise InvalidRequest(f"content of a message must be text, not {content!r:.80}", "messages")
+    return content

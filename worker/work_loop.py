@@ -1,0 +1,235 @@
+"""The loop that owns the engine: takes requests, steps the runnable ones, sends what comes out.
+
+Runs in the main thread, after loading. Its heart is `run`; everything in it is bounded but a step, and a
+step can be cut from outside (`worker.abort`). It waits only when nothing is runnable.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from infervisor.protocol.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from infervisor.protocol.messages import (
+    Cancel,
+    Credit,
+    Drain,
+    Ended,
+    Message,
+    Released,
+    Shutdown,
+    Started,
+    Submit,
+    Tokens,
+)
+from infervisor.worker.abort import Abort, AttemptCancelled, T
+from infervisor.worker.attempt import Attempt
+from infervisor.worker.engine import Engine, ModelFacts, Outcome, Prefilled
+from infervisor.worker.inbox import Inbox
+from infervisor.worker.outbox import Outbox, sendable
+
+DETAIL_CHARACTERS = 32_768
+MESSAGE_CHARACTERS = 2_048
+
+
+class WorkLoop:
+    """One loaded engine and the attempts on it."""
+
+    def __init__(self, engine: Engine, facts: ModelFacts, inbox: Inbox, outbox: Outbox, abort: Abort) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._inbox = inbox
+        self._outbox = outbox
+        self._abort = abort
+        self._waiting: deque[Attempt] = deque()
+        self._active: dict[int, Attempt] = {}
+        self._free_slots = list(range(facts.slots))
+        self._draining = False
+        self._shutting_down = False
+        self._steps = 0
+        self._longest_ns: dict[str, int] = {}
+        self._told: tuple[int, int, int] | None = None
+        """(steps, active, waiting) of the last beat."""
+
+    def run(self) -> None:
+        """Serve until shutdown is asked for; then release everything. The caller closes the engine.
+
+        Raises `RemoteProtocolError` for a message that the parent may not send now, and whatever the engine's
+        `release` raises: a slot that can't be freed is a defect that only a new process cures.
+        """
+        while not self._shutting_down:
+            self._take_inbox()
+            self._drop_cancelled()
+            self._open_waiting()
+            runnable = [attempt for attempt in self._active.values() if attempt.runnable]
+            if runnable:
+                self._step(runnable)
+            self._beat()
+            if not runnable:
+                self._wait()
+        for attempt in [*self._waiting, *self._active.values()]:
+            self._end(attempt, "cancelled")
+
+    # --- what the parent says ----------------------------------------------------------------------
+
+    def _take_inbox(self) -> None:
+        for message in self._inbox.take():
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._arrive(Attempt.arrived(message))
+            case Credit():
+                # Credit for an attempt that has ended was sent before the parent knew: nothing to do.
+                attempt = self._find(message.id)
+                if attempt is not None:
+                    attempt.grant.raise_to(message.limit)
+            case Cancel():
+                pass  # it took effect in the thread that read it; here it only woke the loop
+            case Drain():
+                self._draining = True
+            case Shutdown():
+                self._shutting_down = True
+            case _:
+                raise RemoteProtocolError(f"{message.name} came after the model was loaded")
+
+    def _arrive(self, attempt: Attempt) -> None:
+        if self._draining:
+            refusal = {"code": "draining", "message": "the worker is draining and takes no more requests"}
+            self._end(attempt, "engine_error", error=refusal)
+        else:
+            self._waiting.append(attempt)
+
+    def _find(self, attempt_id: int) -> Attempt | None:
+        attempt = self._active.get(attempt_id)
+        if attempt is not None:
+            return attempt
+        return next((waiting for waiting in self._waiting if waiting.id == attempt_id), None)
+
+    # --- between steps -----------------------------------------------------------------------------
+
+    def _drop_cancelled(self) -> None:
+        for attempt in [*self._waiting, *self._active.values()]:
+            if self._abort.noticed_ns(attempt.id) is not None:
+                self._end(attempt, "cancelled")
+
+    def _open_waiting(self) -> None:
+        while self._waiting and self._free_slots and not self._shutting_down:
+            self._open(self._waiting[0], self._free_slots[0])
+
+    def _open(self, attempt: Attempt, slot: int) -> None:
+        def stoppable(function: Callable[[], T]) -> T:
+            return self._abort.stoppable(attempt.id, function)
+
+        try:
+            attempt.check()
+            opened = self._engine.open(slot, attempt.submit, stoppable)
+        except InvalidRequest as error:
+            message = sendable(str(error))[:MESSAGE_CHARACTERS]
+            refusal = {"code": error.code, "message": message, "field": error.field}
+            self._end(attempt, "invalid_request", error=refusal)
+        except AttemptCancelled:
+            self._end(attempt, "cancelled")
+        except Exception as error:
+            self._end(attempt, "engine_error", error=self._describe("opening", error))
+        else:
+            self._waiting.popleft()
+            self._free_slots.remove(slot)
+            attempt.opened(slot, opened, self._facts.context_tokens)
+            self._active[attempt.id] = attempt
+            self._outbox.send(
+                Started(time.monotonic_ns(), attempt.id, slot, attempt.cached_tokens, attempt.prompt_tokens)
+            )
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def _step(self, runnable: Sequence[Attempt]) -> None:
+        wanted = set(self._abort.begin_step([attempt.id for attempt in runnable]))
+        members = [attempt for attempt in runnable if attempt.id in wanted]
+        if not members:
+            self._abort.end_step()
+            return
+        started_ns = time.monotonic_ns()
+        try:
+            outcomes = self._engine.step([attempt.slot for attempt in members])
+        except Exception as error:
+            self._abort.end_step()
+            described = self._describe("a step", error)
+            for attempt in members:
+                self._end(attempt, "engine_error", error=described)
+            return
+        self._abort.end_step()
+        self._steps += 1
+        # Race "cancelled at the last node": a finished step can come back as cut, even with nobody of it
+        # cancelled any more. The cancelled are dropped and the rest runs again, in the next round.
+        if outcomes is None:
+            return
+        self._measure(outcomes, time.monotonic_ns() - started_ns)
+        for attempt, outcome in zip(members, outcomes, strict=True):
+            self._send_outcome(attempt, outcome)
+
+    def _measure(self, outcomes: Sequence[Outcome], took_ns: int) -> None:
+        prefill = any(isinstance(outcome, Prefilled) for outcome in outcomes)
+        phase = "prefill" if prefill else "decode"
+        self._longest_ns[phase] = max(took_ns, self._longest_ns.get(phase, 0))
+
+    def _send_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
+        # Race "cancelled while the step ran, but it finished": its token was computed, so it is sent; a
+        # natural end stays one. What else is cancelled ends in the next round.
+        try:
+            taken = attempt.take(outcome)
+            if taken is None:
+                return
+            if taken.index is not None:
+                self._outbox.send(Tokens(time.monotonic_ns(), attempt.id, taken.index, [taken.token]))
+        except LocalProtocolError as error:
+            # What the engine gave can't be sent: the request's end, not the process's.
+            self._end(attempt, "engine_error", error=self._describe("sending a token", error))
+            return
+        if taken.why is not None:
+            text = attempt.text.finish()
+            why = "stop_sequence" if attempt.text.stopped else taken.why
+            self._end(attempt, why, text=text)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _end(
+        self, attempt: Attempt, why: str, *, text: str = "", error: dict[str, Any] | None = None
+    ) -> None:
+        """Say that the attempt ends, free its slot if it has one, and say that it is free."""
+        self._outbox.send(Ended(time.monotonic_ns(), attempt.id, why, text, attempt.usage(), error))
+        if self._active.pop(attempt.id, None) is not None:
+            self._engine.release(attempt.slot)
+            self._free_slots.append(attempt.slot)
+        elif attempt in self._waiting:
+            self._waiting.remove(attempt)
+        freed_ns = time.monotonic_ns()
+        noticed_ns = self._abort.forget(attempt.id)
+        self._outbox.send(Released(time.monotonic_ns(), attempt.id, noticed_ns, freed_ns))
+
+    def _describe(self, doing: str, error: Exception) -> dict[str, Any]:
+        message = sendable(f"the engine failed at {doing}: {type(error).__name__}: {error}")
+        detail = sendable("".join(traceback.format_exception(error)))
+        self._outbox.log("error", message)
+        return {
+            "code": "engine_error",
+            "message": message[:MESSAGE_CHARACTERS],
+            "detail": detail[-DETAIL_CHARACTERS:],
+        }
+
+    # --- beats -------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        state = (self._steps, len(self._active), len(self._waiting))
+        if state != self._told and self._outbox.beat_due_in_s() <= 0:
+            self._outbox.beat(state[0], self._longest_ns, state[1], state[2])
+            self._told = state
+
+    def _wait(self) -> None:
+        # With a beat owed, wait only until it is due: so the parent hears of the end of activity.
+        owed = self._told != (self._steps, len(self._active), len(self._waiting))
+        self._inbox.wait(self._outbox.beat_due_in_s() if owed else None)
