@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from infervisor.protocol.codec import Decoder, encode
@@ -64,7 +64,12 @@ def submit(
 class RawWorker:
     """One worker and the parent's ends of its pipes."""
 
-    def __init__(self, *, arguments: list[str] | None = None, executable: str = sys.executable) -> None:
+    def __init__(
+        self,
+        *,
+        arguments: list[str] | None = None,
+        program: Sequence[str] = ("-P", "-m", "infervisor.worker"),
+    ) -> None:
         control, self.control = os.pipe()
         self.frames, frames = os.pipe()
         urgent, self.urgent_fd = os.pipe()
@@ -74,7 +79,7 @@ class RawWorker:
             "--parent", str(os.getpid()),
         ]  # fmt: skip
         self.process = subprocess.Popen(
-            [executable, "-P", "-m", "infervisor.worker", *given],
+            [sys.executable, *program, *given],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -181,6 +186,17 @@ class RawWorker:
             assert (message.id, message.index) == (attempt_id, first)
             first += len(message.tokens)
             text += "".join(token[1] for token in message.tokens)
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes of an unfinished frame."""
+        return self._decoder.buffered_bytes
+
+    def wait_for_bytes(self) -> None:
+        """Wait until part of a frame has arrived."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.torn_bytes:
+            self._arrived += self._decoder.feed(self._read(deadline))
 
     def ended_frames(self) -> None:
         """Wait for the end of the frames pipe."""

@@ -75,7 +75,7 @@ def test_it_counts_by_default() -> None:
     ],
 )
 def test_it_says_what_it_was_told(options: dict[str, Any], expected: str) -> None:
-    assert answer(count=6, **options)[: len(expected)] == expected
+    assert answer(count=7, **options)[: len(expected)] == expected
 
 
 def test_random_words_depend_on_seed_and_index_alone() -> None:

@@ -42,8 +42,8 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "needs more memory than there is: lower n_ctx or slots, or use a smaller quantisation",
     ),
     (
-        r"missing tensor|tensor '.*' not found|wrong shape|wrong number of tensors|not within the file bounds|key not found|"
-        r"invalid|corrupt|has offset|unexpected|expected",
+        r"missing tensor|tensor '.*' not found|wrong shape|wrong number of tensors|"
+        r"not within the file bounds|key not found|invalid|corrupt|has offset|unexpected|expected",
         "model_corrupt",
         "is damaged or was converted wrongly: fetch it again",
     ),
