@@ -185,7 +185,8 @@ class Abort:
         self._stoppable_id = None
         while self._throwing:
             time.sleep(0)
-        # Race "thrown but not arrived": take it back, or it would hit whatever runs next.
+        # Race "thrown but not arrived": take it back, or it would hit whatever runs next. (CPython up to 3.13
+        # delivers at the next call or jump, which is inside our handlers; that isn't promised.)
         _set_async_exception(threading.get_ident(), None)
 
     def _throw_stop(self, attempt_id: int | None) -> None:

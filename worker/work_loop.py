@@ -60,8 +60,10 @@ class WorkLoop:
         Raises `RemoteProtocolError` for a message that the parent may not send now, and whatever the engine's
         `release` raises: a slot that can't be freed is a defect that only a new process cures.
         """
-        while not self._shutting_down:
+        while True:
             self._take_inbox()
+            if self._shutting_down:
+                break
             self._drop_cancelled()
             self._open_waiting()
             runnable = [attempt for attempt in self._active.values() if attempt.runnable]
@@ -118,7 +120,7 @@ class WorkLoop:
                 self._end(attempt, "cancelled")
 
     def _open_waiting(self) -> None:
-        while self._waiting and self._free_slots and not self._shutting_down:
+        while self._waiting and self._free_slots:
             self._open(self._waiting[0], self._free_slots[0])
 
     def _open(self, attempt: Attempt, slot: int) -> None:

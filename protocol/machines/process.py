@@ -196,7 +196,8 @@ def _stop_early(state: ProcessState, event: StopAsked, now: int) -> _Out:
 
 def _stop_ready(state: ProcessState, event: StopAsked, now: int) -> _Out:
     after = replace(state, phase=ProcessPhase.DRAINING, cause=state.cause or event.cause)
-    return after, (SendDrain(), ArmGrace(Grace.DRAIN))
+    # Armed before it is told: one that is empty is drained within the telling, which arms the next grace.
+    return after, (ArmGrace(Grace.DRAIN), SendDrain())
 
 
 def _drained(state: ProcessState, event: Drained, now: int) -> _Out:
@@ -242,6 +243,9 @@ PROCESS: Table[ProcessState] = Table(
         (_D, Drained): Row((_T,), _drained),
         (_D, GraceOver): Row((_T,), _terminate),
         (_T, GraceOver): Row((_T, _K), _terminate),
+        # It was to go before its task had begun to attend its pipes.
+        (_T, Connected): Row((_T,), _no_change),
+        (_K, Connected): Row((_K,), _no_change),
         # Frames that were under way when we decided to end it.
         (_T, HelloArrived): Row((_T,), _no_change),
         (_T, ReadyArrived): Row((_T,), _no_change),
@@ -249,10 +253,6 @@ PROCESS: Table[ProcessState] = Table(
         (_K, HelloArrived): Row((_K,), _no_change),
         (_K, ReadyArrived): Row((_K,), _no_change),
         (_K, FailedArrived): Row((_K,), _no_change),
-        # The last attempt was released after the drain grace had passed, or with the process itself.
-        (_T, Drained): Row((_T,), _no_change),
-        (_K, Drained): Row((_K,), _no_change),
-        (_X, Drained): Row((_X,), _no_change),
         **{(phase, KillAsked): Row((_K,), _kill) for phase in (_S, _H, _L, _R, _D, _T)},
         (_K, KillAsked): Row((_K,), _no_change),
         (_K, GraceOver): Row((_K,), _no_change),

@@ -146,7 +146,7 @@ def _died(state: SlotState, event: WorkerDied, now: int) -> _Out:
 
 
 def _died_in_trial(state: SlotState, event: WorkerDied, now: int) -> _Out:
-    if event.ours:
+    if event.ours and not event.permanent:
         return replace(state, phase=SlotPhase.HALF_OPEN), (Spawn(),)
     return _open(state, now)
 

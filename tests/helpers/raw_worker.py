@@ -104,7 +104,7 @@ class RawWorker:
 
     def send(self, *messages: Message) -> None:
         """Write frames, all in one piece."""
-        self.send_bytes(b"".join(encode(message) for message in messages))  # type: ignore[arg-type]
+        self.send_bytes(b"".join(encode(message) for message in messages))
 
     def send_bytes(self, data: bytes) -> None:
         view = memoryview(data)

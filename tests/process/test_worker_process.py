@@ -19,7 +19,6 @@ from tests.helpers.raw_worker import (
     PATIENCE_S,
     Cancel,
     Load,
-    Ready,
     Shutdown,
     Started,
     raw_worker,
@@ -211,6 +210,8 @@ def bring(worker: Any, state: str) -> None:
         phase = "warm_up" if "hanging" in state else "load"
         while worker.expect(Progress).phase != phase:
             pass
+        if "hanging" in state:
+            worker.wait_for_output(lambda output: "hang at warm_up" in output)
         return
     worker.load(STATES[state])
     if state != "idle":
@@ -219,6 +220,8 @@ def bring(worker: Any, state: str) -> None:
         worker.expect(Started)
     if state == "paused":
         worker.tokens(1, 1)
+    if "faults" in STATES[state]:
+        worker.wait_for_output(lambda output: "scripted fault:" in output)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -252,11 +255,11 @@ def test_it_ends_quietly_when_nobody_reads_its_frames() -> None:
 
 PARENT = """
 import sys
-from tests.helpers.raw_worker import RawWorker, Started, submit
+from tests.helpers.raw_worker import RawWorker, submit
 worker = RawWorker()
 worker.load({"faults": [{"at": "prefill", "kind": sys.argv[1]}]})
 worker.send(submit(1))
-worker.expect(Started)
+worker.wait_for_output(lambda output: "scripted fault:" in output)
 print(worker.pid, flush=True)
 worker.exit_code()
 """
@@ -274,7 +277,10 @@ def test_it_does_not_survive_a_killed_parent(kind: str) -> None:
         worker = os.pidfd_open(int(parent.stdout.readline()))
         try:
             parent.kill()
-            assert select.select([worker], [], [], PATIENCE_S)[0], "the worker outlived its parent"
+            gone = select.select([worker], [], [], PATIENCE_S)[0]
+            if not gone:
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+            assert gone, "the worker outlived its parent"
         finally:
             os.close(worker)
     finally:
@@ -306,7 +312,7 @@ def test_all_stacks_can_be_had_while_it_hangs(kind: str) -> None:
     with raw_worker() as worker:
         worker.load({"faults": [{"at": "prefill", "kind": kind}]})
         worker.send(submit(1))
-        worker.expect(Started)
+        worker.wait_for_output(lambda output: f"{kind} at prefill" in output)
         os.kill(worker.pid, signal.SIGUSR2)
         output = worker.wait_for_output(lambda output: "__main__.py" in output and "in main" in output)
         assert output.count("hread 0x") == 3, "the work loop's, the reader's and the urgent thread's stack"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -345,5 +346,5 @@ def test_beats_count_steps_and_tell_of_the_end_of_activity() -> None:
         assert beats[-1].longest_ns["decode"] >= 30_000_000
         assert "prefill" in beats[-1].longest_ns
         stamps = [beat.t_ns for beat in beats]
-        assert all(later - earlier >= 100_000_000 for earlier, later in zip(stamps, stamps[1:], strict=False))
+        assert all(later - earlier >= 100_000_000 for earlier, later in itertools.pairwise(stamps))
         assert max(beat.active for beat in beats) == 1

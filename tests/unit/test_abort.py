@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from infervisor.worker import abort as abort_module
 from infervisor.worker.abort import EARLY_CANCELS, Abort, AttemptCancelled
 
 PATIENCE_S = 20.0
@@ -230,6 +232,29 @@ def test_a_stop_never_escapes_into_what_runs_next() -> None:
             go.release()
         thread.join(PATIENCE_S)
     assert "cancelled" in outcomes
+
+
+def test_leaving_waits_for_a_stop_that_is_being_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The canceller has decided to throw, then is held up until the region is being left."""
+    abort = Abort()
+    abort.admit(1)
+    throwing = threading.Event()
+    throw = abort_module._set_async_exception
+
+    def throw_late(thread: int, exception: type[BaseException] | None) -> None:
+        if exception is not None:
+            throwing.set()
+            deadline = time.monotonic() + PATIENCE_S
+            while abort._stoppable_id is not None and time.monotonic() < deadline:
+                time.sleep(0)
+        throw(thread, exception)
+
+    monkeypatch.setattr(abort_module, "_set_async_exception", throw_late)
+    thread = threading.Thread(target=lambda: abort.cancel(1))
+    with pytest.raises(AttemptCancelled):
+        abort.stoppable(1, lambda: (thread.start(), throwing.wait(PATIENCE_S)))
+    thread.join(PATIENCE_S)
+    sum(1 for _ in range(1000))  # a stop that escaped would land here
 
 
 def test_steps_and_cancels_from_threads_never_interrupt_an_innocent_step() -> None:

@@ -83,7 +83,7 @@ def test_the_worker_owes_a_step_only_while_it_may_compute(phase: AttemptPhase) -
     assert AttemptState(phase).is_runnable == (phase in (SUBMITTED, PREFILL, DECODE))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(events=st.lists(st.sampled_from(EVENTS), max_size=25))
 def test_the_stall_clock_runs_exactly_while_decoding_and_the_place_is_freed_once(events: list[Any]) -> None:
     state, freed, stall_runs, first_runs = AttemptState(), 0, False, True

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infervisor.protocol.credit import Grant, Window
+from infervisor.protocol.credit import MAX_WINDOW_TOKENS, Grant, Window
 from infervisor.protocol.errors import FlowControlError, LocalProtocolError
 
 
@@ -103,7 +103,7 @@ class BackToBack(RuleBasedStateMachine):
 
 
 TestBackToBack = BackToBack.TestCase
-TestBackToBack.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestBackToBack.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,13 @@ def test_a_reader_that_stops_costs_one_window() -> None:
     while grant.may_compute:
         end.receive(grant.spend(), 1)
     assert (grant.computed, end.buffered, end.worker_may_compute) == (5, 5, False)
+
+
+def test_the_largest_window_can_be_filled_and_emptied() -> None:
+    end = Window(MAX_WINDOW_TOKENS)
+    end.receive(0, 1 << 20)
+    assert not end.worker_may_compute
+    assert end.take(1 << 20) == 1 << 21
 
 
 @pytest.mark.parametrize("index", [0, 1, 3, 4, -1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,12 @@ def test_a_longer_step_seen_meanwhile_puts_off_the_next_rung() -> None:
     assert ladder.climb(2000 * MS, 1000 * MS)[1] is Stage.SIGNAL
 
 
+def test_a_ladder_is_a_value() -> None:
+    for value, attribute in ((RUNGS[0], "floor_ns"), (Ladder(RUNGS, since_ns=0), "taken")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, attribute, 1)
+
+
 def test_a_very_late_call_takes_one_rung() -> None:
     late = 1 << 60
     ladder, stage = Ladder(RUNGS, since_ns=0).climb(late, 0)
@@ -82,7 +90,7 @@ def test_a_ladder_without_rungs_is_at_its_top() -> None:
 RUNG = st.builds(Rung, st.sampled_from(Stage), st.integers(0, 50), st.sampled_from([0.0, 0.5, 2.0, 8.0]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rungs=st.lists(RUNG, max_size=4),
     since=st.integers(0, 10),

@@ -53,12 +53,12 @@ EVENTS = (
 # Rows are events, columns phases: the phase that the event leads to, "=" for no change, "-" for an error.
 GRID = """
                 spawned      handshake    loading      ready     draining     terminating  killing  exited
-Connected       handshake    -            -            -         -            -            -        -
+Connected       handshake    -            -            -         -            =            =        -
 HelloArrived    -            loading      -            -         -            =            =        -
 ReadyArrived    -            -            ready        -         -            =            =        -
 FailedArrived   -            -            terminating  -         -            =            =        -
 StopAsked       terminating  terminating  terminating  draining  =            =            =        =
-Drained         -            -            -            -         terminating  =            =        =
+Drained         -            -            -            -         terminating  -            -        -
 GraceOver       -            -            -            -         terminating  *            =        =
 KillAsked       killing      killing      killing      killing   killing      killing      =        =
 Exited          exited       exited       exited       exited    exited       exited       exited   -
@@ -103,7 +103,8 @@ def test_the_table_has_no_other_rows() -> None:
 
 def walk(*events: object) -> tuple[ProcessState, list[object]]:
     """Return where the events lead from the start, and all effects in their order."""
-    state, effects = ProcessState(), []
+    state = ProcessState()
+    effects: list[object] = []
     for event in events:
         state, more = PROCESS.step(state, event, 0)
         effects += more
@@ -119,11 +120,28 @@ def test_a_quiet_life() -> None:
     assert effects == [
         SendLoad(),
         AnnounceReady(),
-        SendDrain(),
         ArmGrace(Grace.DRAIN),
+        SendDrain(),
         SendShutdown(),
         ArmGrace(Grace.EXIT),
     ]
+
+
+def test_an_empty_worker_that_is_drained_within_the_telling_keeps_the_grace_of_its_exit() -> None:
+    state, armed = walk(*TO_READY)[0], []
+
+    def apply(event: object) -> None:
+        nonlocal state
+        state, effects = PROCESS.step(state, event, 0)
+        for effect in effects:
+            if isinstance(effect, ArmGrace):
+                armed.append(effect.grace)
+            elif effect == SendDrain():
+                apply(Drained())
+
+    apply(StopAsked())
+    assert state.phase is TERMINATING
+    assert armed == [Grace.DRAIN, Grace.EXIT]
 
 
 def test_a_stubborn_life() -> None:
@@ -158,6 +176,13 @@ def test_a_worker_whose_load_failed_is_given_time_to_exit() -> None:
     assert effects == [SendLoad(), SendShutdown(), ArmGrace(Grace.EXIT)]
 
 
+@pytest.mark.parametrize("event", [StopAsked(), KillAsked(DeathCause.CANCEL_KILL)])
+def test_a_worker_may_be_ended_before_its_pipes_are_attended(event: object) -> None:
+    state, _ = walk(event)
+    assert walk(event, Connected(), Exited())[0].phase is EXITED
+    assert PROCESS.step(state, Connected(), 0) == (state, ())
+
+
 def test_an_exit_that_nobody_asked_for_is_a_crash() -> None:
     for events in (TO_READY[:n] for n in range(4)):
         assert walk(*events, Exited())[0] == ProcessState(EXITED, DeathCause.CRASHED)
@@ -170,7 +195,7 @@ EVENT = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(events=st.lists(EVENT, max_size=20))
 def test_whatever_happens_the_process_ends(events: list[Any]) -> None:
     state, kills, armed = ProcessState(), 0, False

@@ -91,7 +91,7 @@ def test_abandoning_a_running_request_begins_its_cancel(reason: EndReason) -> No
 EVENT = st.builds(event_of, st.sampled_from(EVENTS), st.sampled_from(EndReason))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(events=st.lists(EVENT, max_size=8))
 def test_the_first_reason_wins_and_is_told_once(events: list[Any]) -> None:
     state, told, cancels, dequeues = RequestState(), [], 0, 0

@@ -42,12 +42,14 @@ RULES = RestartRules(
 CRASH = WorkerDied(ours=False, permanent=False, luck=0.5)
 OUR_KILL = WorkerDied(ours=True, permanent=False, luck=0.5)
 PERMANENT = WorkerDied(ours=False, permanent=True, luck=0.5)
+PERMANENT_WHILE_STOPPING = WorkerDied(ours=True, permanent=True, luck=0.5)
 
 EVENTS = (
     ("ready", WorkerReady()),
     ("crash", CRASH),
     ("our_kill", OUR_KILL),
     ("permanent", PERMANENT),
+    ("permanent2", PERMANENT_WHILE_STOPPING),
     ("backoff_over", BackoffOver()),
     ("wanted", WorkerWanted()),
     ("reset", ResetAsked()),
@@ -61,6 +63,7 @@ ready         running    -          -          -           running     =
 crash         backoff    backoff    -          -           open        =
 our_kill      starting!  starting!  -          -           half_open!  =
 permanent     open       open       -          -           open        =
+permanent2    open       open       -          -           open        =
 backoff_over  =          =          starting!  =           =           =
 wanted        =          =          =          half_open!  =           =
 reset         =          =          starting!  starting!   =           =
@@ -199,7 +202,7 @@ def test_a_reset_forgets_the_count_and_starts() -> None:
     assert (state.phase, effect, state.restarts_ns, state.failed_starts) == (STARTING, Spawn(), (), 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rules=st.builds(
         RestartRules,
@@ -354,4 +357,4 @@ class AnyLife(RuleBasedStateMachine):
 
 
 TestAnyLife = AnyLife.TestCase
-TestAnyLife.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAnyLife.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)

@@ -98,7 +98,7 @@ def test_every_phase_is_reached_and_reaches_the_end(
 
 @pytest.mark.parametrize(("module", "table", "terminal"), MACHINES)
 def test_states_events_and_effects_are_frozen(module: Any, table: Table[Any], terminal: set[str]) -> None:
-    values = [
+    values: list[Any] = [
         member
         for member in vars(module).values()
         if inspect.isclass(member)

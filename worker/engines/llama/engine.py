@@ -30,6 +30,9 @@ T = TypeVar("T")
 REPLAY_SECONDS = 0.2
 """How long one step may decode delivered tokens again."""
 
+PROBE_CHARACTERS = 16
+"""Characters for each token of context that are tried of a very long text: four times what text takes."""
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -151,10 +154,27 @@ class LlamaEngine:
         if (submit.prompt is None) == (submit.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
         if submit.prompt is not None:
+            self._check_text_length(submit.prompt)
             return vocabulary.raw_prompt(submit.prompt, special=submit.special)
         messages = submit.messages or ()
         rendered, literals = stoppable(lambda: template.render(messages, submit.template_clock_s))
+        self._check_text_length(rendered)
         return vocabulary.rendered_prompt(rendered, template.control, literals)
+
+    def _check_text_length(self, text: str) -> None:
+        # Tokenising can't be interrupted and takes seconds per megabyte, so a text that is hopelessly long
+        # is refused by its beginning.
+        probe = PROBE_CHARACTERS * self._context_tokens
+        if len(text) <= 2 * probe:
+            return
+        vocabulary, _ = self._loaded()
+        tokens = len(vocabulary.tokenise(text[:probe], special=False))
+        if tokens > self._context_tokens:
+            raise InvalidRequest(
+                f"the prompt has more than {tokens} tokens, and the context holds {self._context_tokens}: "
+                "shorten the prompt or load with a larger n_ctx",
+                "prompt",
+            )
 
     def _check_length(self, prompt_tokens: int, delivered_tokens: int) -> None:
         if not prompt_tokens:
@@ -169,21 +189,23 @@ class LlamaEngine:
 
     def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
         """Advance each slot by one prefill slice or one token; None if interrupted."""
-        outcomes: list[Outcome | None] = [None] * len(slots)
-        sampling: list[int] = []
+        outcomes: dict[int, Outcome] = {}
+        sequences = [(slot, self._sequence(slot)) for slot in slots]
+        reading = [(slot, sequence) for slot, sequence in sequences if sequence.reading]
+        sampling = [(slot, sequence) for slot, sequence in sequences if not sequence.reading]
         # Prefill first: a token, once sampled, couldn't be taken back if a later call were interrupted.
-        for index, slot in enumerate(slots):
-            sequence = self._sequence(slot)
-            if not sequence.reading:
-                sampling.append(index)
-            elif self._read(slot, sequence):
-                total = len(sequence.tokens)
-                outcomes[index] = Prefilled(sequence.position if sequence.reading else total, total)
-            else:
+        for slot, sequence in reading:
+            if not self._read(slot, sequence):
                 return None
-        if sampling and not self._sample([slots[index] for index in sampling], sampling, outcomes):
+        if sampling and not self._sample(sampling, outcomes):
             return None
-        return outcomes  # type: ignore[return-value]  # every index was filled by one of the two
+        # A sequence counts as read once that is reported, not before: a step that is cut after its slice
+        # reports nothing, and the next one must not answer with a token that nobody had asked for.
+        for slot, sequence in reading:
+            total = len(sequence.tokens)
+            sequence.reading = sequence.missing > 0
+            outcomes[slot] = Prefilled(sequence.position if sequence.reading else total, total)
+        return [outcomes[slot] for slot in slots]
 
     def _read(self, slot: int, sequence: _Sequence) -> bool:
         """Advance a sequence that isn't all in memory. Returns whether the slice was finished."""
@@ -199,43 +221,41 @@ class LlamaEngine:
             # they would leave slightly different numbers in memory, and another answer after them.
             until = time.monotonic() + REPLAY_SECONDS
             while sequence.missing and time.monotonic() < until:
-                if not self._decode([slot]):
+                if not self._decode([(slot, sequence)]):
                     return False
-                sequence.position += 1
-        sequence.reading = sequence.missing > 0
         return True
 
-    def _decode(self, slots: Sequence[int]) -> bool:
-        """Decode the next token of each slot. If interrupted, put memory right and return False."""
+    def _decode(self, members: Sequence[tuple[int, _Sequence]]) -> bool:
+        """Decode the next token of each sequence. If interrupted, put memory right and return False."""
         assert self._decoder is not None
         decoder = self._decoder
-        sequences = [self._sequence(slot) for slot in slots]
-        positions = [sequence.position for sequence in sequences]
-        tokens = [sequence.tokens[sequence.position] for sequence in sequences]
-        if decoder.decode(slots, tokens, positions):
-            return True
-        for slot, sequence in zip(slots, sequences, strict=True):
+        slots = [slot for slot, _ in members]
+        tokens = [sequence.tokens[sequence.position] for _, sequence in members]
+        positions = [sequence.position for _, sequence in members]
+        finished = decoder.decode(slots, tokens, positions)
+        for slot, sequence in members:
+            if finished:
+                sequence.position += 1
+                continue
             sequence.position = decoder.roll_back(slot, sequence.position)
-            sequence.reading = sequence.missing > 0
-        return False
+            sequence.reading = sequence.reading or sequence.missing > 0
+        return finished
 
-    def _sample(self, slots: Sequence[int], indexes: Sequence[int], outcomes: list[Outcome | None]) -> bool:
-        """Decode each slot's last token in one call and choose its next one."""
+    def _sample(self, members: Sequence[tuple[int, _Sequence]], outcomes: dict[int, Outcome]) -> bool:
+        """Decode each sequence's last token in one call and choose its next one."""
         assert self._decoder is not None
         assert self._vocabulary is not None
-        if not self._decode(slots):
+        if not self._decode(members):
             return False
         sample, context, vocabulary = (
             self._llama.llama_sampler_sample,
             self._decoder.context,
             self._vocabulary,
         )
-        for output, (slot, index) in enumerate(zip(slots, indexes, strict=True)):
-            sequence = self._sequence(slot)
+        for output, (slot, sequence) in enumerate(members):
             token: int = sample(sequence.sampler.pointer, context, output)
-            sequence.position += 1
             sequence.tokens.append(token)
-            outcomes[index] = Sampled(token, vocabulary.piece(token), vocabulary.is_end(token))
+            outcomes[slot] = Sampled(token, vocabulary.piece(token), vocabulary.is_end(token))
         return True
 
     def release(self, slot: int) -> None:

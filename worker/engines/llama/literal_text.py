@@ -104,7 +104,7 @@ class Literals:
 
     def marks(self, text: str) -> bool:
         """Whether `text` holds a marker."""
-        return not self._text_of.keys().isdisjoint(text)
+        return any(marker in text for marker in self._text_of)
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ class SamplerChain:
         except BaseException:
             self.close()
             raise
-        self._window = sampling.repeat_last_n
+        self._window = sampling.repeat_last_n if _has_penalties(sampling) else 0
         self._random = sampling.temperature > 0
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
@@ -81,6 +81,12 @@ def check_logit_bias(bias: Mapping[int, float], vocabulary_tokens: int) -> None:
         )
 
 
+def _has_penalties(sampling: Sampling) -> bool:
+    return sampling.repeat_last_n > 0 and (
+        sampling.repeat_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+    )
+
+
 def _parts(llama: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) -> list[Any]:
     """Return the samplers in llama.cpp's order. Those whose setting is neutral are left out."""
     parts: list[Any] = []
@@ -88,9 +94,7 @@ def _parts(llama: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) ->
         entries = [llama.llama_logit_bias(token, value) for token, value in sampling.logit_bias.items()]
         array = (llama.llama_logit_bias * len(entries))(*entries)
         parts.append(llama.llama_sampler_init_logit_bias(vocabulary_tokens, len(entries), array))
-    if sampling.repeat_last_n and (
-        sampling.repeat_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
-    ):
+    if _has_penalties(sampling):
         parts.append(
             llama.llama_sampler_init_penalties(
                 vocabulary_tokens,

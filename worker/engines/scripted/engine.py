@@ -146,6 +146,7 @@ class ScriptedEngine:
         self._misbehave("release", self._released, script)
         self._released += 1
         if self._situation.never_releases:
+            print("scripted fault: release never returns", flush=True)
             threading.Event().wait()
 
     def interrupt(self) -> None:
@@ -223,6 +224,8 @@ class ScriptedEngine:
                 self._situation.attempt_id = script.submit.id
                 self._situation.index = script.index
             if fault.claim():
+                # Whoever drains the output can wait for this line and knows where the worker is.
+                print(f"scripted fault: {fault.kind} at {phase}", flush=True)
                 KINDS[fault.kind](fault, self._situation)
 
 
