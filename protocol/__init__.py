@@ -12,4 +12,5 @@
 | `ladder` | how a cancel escalates |
 | `machines` | the four life cycles as tables: request, attempt, process, slot |
 | `errors` | every error of the project |
+| `quoting` | foreign values in messages: briefly and safely |
 """

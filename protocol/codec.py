@@ -27,7 +27,8 @@ def encode(message: Message) -> bytes:
     """
     limit = MAX_TO_WORKER_BYTES if message.name in TO_WORKER else MAX_FROM_WORKER_BYTES
     try:
-        payload: bytes = msgpack.packb(message.to_wire(), use_bin_type=True)
+        # msgpack's annotation allows None, which only its streaming packer returns.
+        payload: bytes = msgpack.packb(message.to_wire(), use_bin_type=True)  # pyright: ignore
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"{message.name} can't be packed: {error}") from error
     if len(payload) > limit:
@@ -93,7 +94,11 @@ class Decoder:
 
     def _message(self, payload: bytes) -> Message:
         try:
-            wire: Any = msgpack.unpackb(payload, raw=False, use_list=True, strict_map_key=False)
+            # A declared length reserves memory before its entries are seen: bound it well below the frame's size.
+            most = self._limit >> 4
+            wire: Any = msgpack.unpackb(
+                payload, raw=False, use_list=True, strict_map_key=False, max_array_len=most, max_map_len=most
+            )
         except Exception as error:  # msgpack raises many kinds for malformed bytes; all mean the same here
             message = f"a frame of {len(payload)} bytes isn't msgpack: {quoted(error, 100)}"
             raise RemoteProtocolError(message) from error

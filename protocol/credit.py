@@ -8,7 +8,7 @@ frame every half window, not one a token. A reader that stops costs at most one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infervisor.protocol.errors import FlowControlError, LocalProtocolError
 
@@ -44,7 +44,7 @@ class Window:
     """The reader's end: what was granted, received and taken, all counted in tokens."""
 
     window: int
-    limit: int = 0
+    limit: int = field(init=False)
     received: int = 0
     taken: int = 0
 

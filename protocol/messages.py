@@ -316,7 +316,9 @@ _FROM_WORKER: tuple[type[Message], ...] = (
 TO_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _TO_WORKER}
 FROM_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _FROM_WORKER}
 
-_ATTRIBUTES = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)}
+_ATTRIBUTES: dict[type[Message], tuple[str, ...]] = {
+    cls: tuple(f.name for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
+}
 _CHECKS: dict[type[Message], tuple[tuple[str, Check], ...]] = {
     cls: tuple((f.name, f.metadata["check"]) for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
 }

@@ -13,6 +13,7 @@ from infervisor.protocol.endings import EndReason
 from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.machines.attempt import (
     ATTEMPT,
+    AttemptPhase,
     AttemptState,
     Began,
     CreditSent,
@@ -153,8 +154,10 @@ class Attempt:
         limit = request.window.take(count)
         if limit is not None and not request.has_ended:
             self._send(Credit(self.id, limit))
+            was_paused = self.state.phase is AttemptPhase.PAUSED
             self.step(CreditSent(), now)
-            self._owner.attempt_resumed(self, now)
+            if was_paused:
+                self._owner.attempt_resumed(self, now)
 
     @property
     def owes_a_step(self) -> bool:

@@ -88,19 +88,14 @@ class Dispatcher:
         now = time.monotonic_ns()
         request.timeline.queued_ns = now
         if self.is_closing:
-            self._refuse(
-                request, EndReason.SHUTTING_DOWN, ShuttingDown(sentence_of(EndReason.SHUTTING_DOWN)), now
-            )
+            reason = EndReason.SHUTTING_DOWN
+            self._refuse(request, reason, ShuttingDown(sentence_of(reason)), now)
         self.slot.apply(WorkerWanted())
         if self.slot.is_open:
             self._refuse(request, EndReason.UNAVAILABLE, self.slot.refusal(), now)
         if len(self.queue) >= self._max_queue and self._free_places() == 0:
-            self._refuse(
-                request,
-                EndReason.OVERLOADED,
-                Overloaded(f"the queue is full ({len(self.queue)} requests wait); try again later"),
-                now,
-            )
+            full = Overloaded(f"the queue is full ({len(self.queue)} requests wait); try again later")
+            self._refuse(request, EndReason.OVERLOADED, full, now)
         self.requests[request.id] = request
         self.queue.append(request)
         request.deadline_alarm = self.timers.alarm(lambda: self._deadline(request))
@@ -155,6 +150,9 @@ class Dispatcher:
     def apply(self, request: Request, event: object, now: int) -> None:
         """Step the request table and carry out its effects."""
         request.state, effects = r.REQUEST.step(request.state, event, now)
+        if request.has_ended and request.timeline.ended_ns is None:
+            # Before the effects: the first of them may complete the report.
+            request.timeline.ended_ns = now
         for effect in effects:
             match effect:
                 case r.Dequeue():
@@ -189,7 +187,6 @@ class Dispatcher:
                 self._take_rung(request, attempt, stage, time.monotonic_ns())
 
     def _tell_end(self, request: Request, keep_buffer: bool, now: int) -> None:
-        request.timeline.ended_ns = now
         if not keep_buffer:
             request.drop_buffer()
         request.aim()
@@ -217,7 +214,7 @@ class Dispatcher:
         request.timeline.released_ns = now
         for alarm in (request.deadline_alarm, request.ladder_alarm, request.late_alarm):
             if alarm is not None:
-                alarm.aim(None)
+                alarm.retire()
         self.requests.pop(request.id, None)
         request.released.set()
         self.emit(events.RequestReleased(request.report()))
@@ -228,6 +225,7 @@ class Dispatcher:
         reason = request.state.reason
         assert reason is not None
         error = request.make_error() if request.make_error is not None else error_of(reason, request.error)
+        error.code = reason.value
         error.report = request.report()
         return error
 
@@ -286,7 +284,7 @@ class Dispatcher:
     def attempt_resumed(self, attempt: Attempt, now: int) -> None:
         """It got credit: its worker owes a step again."""
         if self.slot.worker is not None:
-            self.slot.worker.owes_again(now)
+            self.slot.worker.owes_again(attempt, now)
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
         """Its place is free: complete the report and give the place away."""
@@ -321,7 +319,7 @@ class Dispatcher:
         self.pump()
 
     def worker_hung(self, worker: Worker, stalled_s: float) -> None:
-        """It stood still; it is being killed."""
+        """It stood still; unless it moves while its stacks are written, it is killed."""
         self.emit(events.WorkerHung(worker.pid, stalled_s))
 
     def worker_logged(self, worker: Worker, message: Log) -> None:
@@ -342,10 +340,7 @@ class Dispatcher:
                     request.make_error = report.error
                 self.apply(request, r.Lost(reason), now)
             attempt.on_process_gone(now)
-        for request in self.queue:
-            request.clocks.hold(Budget.QUEUE, now)
-            request.clocks.restart(Budget.STARTUP, now)
-            request.aim()
+        self._wait_for_worker(now)
         seconds = (now - (worker.leaving_ns or now)) / NS_PER_S
         self.emit(
             events.WorkerExited(
@@ -360,6 +355,19 @@ class Dispatcher:
         )
         self.slot.worker_exited(report)
         self.on_state_change()
+
+    def replace_worker(self) -> None:
+        """Let the worker finish and start a new one; with an open breaker, close it and start."""
+        self.slot.replace()
+        if not self._is_ready():
+            self._wait_for_worker(time.monotonic_ns())
+
+    def _wait_for_worker(self, now: int) -> None:
+        # Whoever is in the queue waits for a start now, not for its turn.
+        for request in self.queue:
+            request.clocks.hold(Budget.QUEUE, now)
+            request.clocks.restart(Budget.STARTUP, now)
+            request.aim()
 
     # --- what the slot tells ---------------------------------------------------------------------
 

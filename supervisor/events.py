@@ -38,7 +38,10 @@ class WorkerBecameReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHung:
-    """A worker owed a step and stood still for stalled_s seconds; it is killed after dumping its stacks."""
+    """A worker owed a step and stood still for stalled_s seconds.
+
+    Its stacks are written into its output; then it is killed, unless it has moved meanwhile.
+    """
 
     pid: int
     stalled_s: float

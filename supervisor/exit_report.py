@@ -67,7 +67,7 @@ class ExitReport:
         if self.failed is not None:
             return printable(self.failed.message.encode("utf-8", "replace"))
         if self.lacks_package:
-            missing = self.output_tail.rsplit("No module named", 1)[1].splitlines()[0].strip()
+            missing = self.output_tail.rsplit("No module named", 1)[1].splitlines()[0].strip(" )")
             return (
                 f"the interpreter {self.interpreter} can't run the worker: it has no module {missing}; "
                 "install infervisor there, or name another one with python="

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import anyio
 
+from infervisor.protocol.errors import UsageError
+
 
 class Mailbox:
     """Owned by the thread that made it; `run` is its task."""
@@ -28,7 +30,10 @@ class Mailbox:
         self._closed = False
 
     def is_here(self) -> bool:
-        """Whether the caller is in the owning thread."""
+        """Whether the caller is in the owning thread. Raises `UsageError` in a forked child."""
+        if os.getpid() != self._pid:
+            # The child has copies of the descriptors: what it wrote would reach its parent's worker.
+            raise UsageError("this stream belongs to another process; a forked child can't use it")
         return threading.get_ident() == self._thread
 
     def post(self, action: Callable[[], None]) -> None:

@@ -24,7 +24,8 @@ def identity_of(path: str | None) -> FileIdentity | None:
     if path is None:
         return None
     try:
-        found = os.stat(path)
+        # As bytes: under an ASCII locale Python can't encode the name itself.
+        found = os.stat(path.encode())
     except OSError:
         return None
     return FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)

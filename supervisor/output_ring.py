@@ -6,6 +6,8 @@ from collections import deque
 
 MAX_LINES = 200
 MAX_LINE_BYTES = 4096
+TAIL_LINES = 60
+"""What reports carry: the stacks of a crash take about thirty lines, and what led to it stands before them."""
 
 
 def printable(raw: bytes) -> str:
@@ -39,7 +41,7 @@ class OutputRing:
         self._open += piece[:room]
         self._clipped = self._clipped or len(piece) > room
 
-    def tail(self, lines: int = 20) -> str:
+    def tail(self, lines: int = TAIL_LINES) -> str:
         """Return the last lines, oldest first, escaped."""
         kept = [*self._lines, *([bytes(self._open)] if self._open else [])][-lines:]
         return "\n".join(printable(line.rstrip(b"\r")) for line in kept)

@@ -107,6 +107,7 @@ class WorkerProcess:
         for fd in (*theirs, output_write):
             os.close(fd)
         self.pid = self._popen.pid
+        self._parent = os.getpid()
         self.status: ExitStatus | None = None
         self._pidfd = _open_pidfd(self.pid)
         self._open_fds = [self.control, self.frames, self.urgent, self.output]
@@ -131,20 +132,45 @@ class WorkerProcess:
 
         await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
 
+    def has_exited(self) -> bool:
+        """Whether its exit could be seen now, even if nobody has been woken by it yet."""
+        if self.status is not None:
+            return True
+        try:
+            return self._look() is not None
+        except ChildProcessError:
+            return True
+
+    def _look(self) -> object:
+        # Not on macOS before Python 3.13.
+        waitid = getattr(os, "waitid", None)
+        return None if waitid is None else waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
     def signal(self, number: int) -> None:
         """Send a signal to the process, unless it was collected."""
-        if self.status is None:
+        if self._holds_pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """Send SIGKILL to the process and to whatever it started in its group, unless it was collected."""
-        if self.status is None:
+        if self._holds_pid():
             # A group of which only the unreaped leader is left answers with either error.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def _holds_pid(self) -> bool:
+        """Whether the pid can't be a stranger's yet, and is this process's to signal."""
+        if self.status is not None or os.getpid() != self._parent:
+            return False
+        try:
+            self._look()
+        except ChildProcessError:
+            # Race "the host collected it": it ignores SIGCHLD or waits for any child.
+            return False
+        return True
 
     def collect(self) -> ExitStatus:
         """Collect a process whose exit was seen, close the pipes, and return how it ended. Idempotent."""

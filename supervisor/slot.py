@@ -91,11 +91,11 @@ class Slot:
         self.worker = None
         self.last_message = report.message
         self.last_error = report.error
-        if self.state.phase is not s.SlotPhase.STOPPED:
-            self.restarts[report.cause.value] += 1
         self.apply(
             s.WorkerDied(ours=report.cause.is_ours, permanent=report.is_permanent, luck=random.random())
         )
+        if self.state.phase not in (s.SlotPhase.OPEN, s.SlotPhase.STOPPED):
+            self.restarts[report.cause.value] += 1
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +112,7 @@ class Slot:
     def replace(self) -> None:
         """Let the worker finish and start a new one; with an open breaker, close it and start."""
         if self.worker is not None:
-            self.worker.stop()
+            self.worker.retire()
         else:
             self.apply(s.ResetAsked())
 

@@ -60,6 +60,7 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel if it hasn't ended, and wait until its resources are free, at most the ladder's graces."""
+        self._mailbox.is_here()
         self._dispatcher.abandon(self._request, EndReason.CANCELLED)
         await self.released()
 

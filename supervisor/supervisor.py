@@ -21,6 +21,7 @@ import anyio.abc
 from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import (
     ConfigurationError,
+    InfervisorError,
     InvalidRequest,
     LocalProtocolError,
     ShuttingDown,
@@ -104,7 +105,6 @@ class Supervisor:
         self._dispatcher: Dispatcher | None = None
         self._mailbox: Mailbox | None = None
         self._outer: anyio.abc.TaskGroup | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
         self._scope = anyio.CancelScope(shield=True)
         self._changed = Notice()
         self._closed = False
@@ -122,50 +122,60 @@ class Supervisor:
             raise UsageError("this supervisor was entered before; make a new one")
         self._thread = threading.get_ident()
         self._mailbox = Mailbox()
+        self._begun, self._served = anyio.Event(), anyio.Event()
         self._outer = anyio.create_task_group()
         await self._outer.__aenter__()
         try:
-            await self._outer.start(self._serve)
+            # Not with `start`: on trio it would wait for the end of a task that no cancel reaches.
+            self._outer.start_soon(self._serve)
+            with anyio.CancelScope(shield=True):
+                await self._begun.wait()
             if self._wait_until_ready:
                 await self.wait_ready()
-        except BaseException as error:
-            await self._close(error)
+        except BaseException:
+            await self._close()
             raise
         return self
 
-    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _serve(self) -> None:
         """Task: all tasks of this supervisor, in a scope that only closing cancels."""
-        with self._scope:
-            async with anyio.create_task_group() as self._tasks:
-                tasks = self._tasks
+        try:
+            # Race "cancelled before this task began": nothing is started any more.
+            if not self._closed:
+                with self._scope:
+                    async with anyio.create_task_group() as tasks:
+                        self._start(tasks)
+                        self._begun.set()
+                        await anyio.sleep_forever()
+        finally:
+            self._begun.set()
+            self._served.set()
 
-                def start_task(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-                    tasks.start_soon(run)
+    def _start(self, tasks: anyio.abc.TaskGroup) -> None:
+        def start_task(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            tasks.start_soon(run)
 
-                dispatcher = Dispatcher(
-                    make_worker=self._make_worker,
-                    start_task=start_task,
-                    restart=self._restart,
-                    escalation=self._escalation,
-                    max_queue=self._max_queue,
-                    on_event=self._on_event,
-                )
-                self._dispatcher = dispatcher
-                dispatcher.on_state_change = self._changed.ring
-                assert self._mailbox is not None
-                tasks.start_soon(self._mailbox.run)
-                tasks.start_soon(dispatcher.timers.run)
-                self._sample_alarm = dispatcher.timers.alarm(self._look)
-                self._sample_alarm.aim(time.monotonic_ns() + SAMPLE_PERIOD_NS)
-                dispatcher.slot.start()
-                task_status.started()
-                await anyio.sleep_forever()
+        assert self._mailbox is not None
+        self._dispatcher = dispatcher = Dispatcher(
+            make_worker=self._make_worker,
+            start_task=start_task,
+            restart=self._restart,
+            escalation=self._escalation,
+            max_queue=self._max_queue,
+            on_event=self._on_event,
+        )
+        dispatcher.on_state_change = self._changed.ring
+        tasks.start_soon(self._mailbox.run)
+        tasks.start_soon(dispatcher.timers.run)
+        self._sample_alarm = dispatcher.timers.alarm(self._look)
+        self._sample_alarm.aim(time.monotonic_ns() + SAMPLE_PERIOD_NS)
+        dispatcher.slot.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         """Close: see `stop`."""
-        return await self._close(error)
+        await self._close()
 
     async def stop(self) -> None:
         """End all requests as `shutting_down`, stop the worker with its graces, and return when it is collected.
@@ -173,32 +183,37 @@ class Supervisor:
         Idempotent; leaving the context does it too. Shielded from cancellation and bounded by the graces.
         """
         self._check_usable(closed_is_fine=True)
-        if self._closed or self._dispatcher is None:
-            return
-        self._closed = True
         dispatcher = self._dispatcher
-        with anyio.CancelScope(shield=True):
+        if dispatcher is None:
+            return
+        if not self._closed:
+            self._closed = True
             dispatcher.close()
+        # Race "two tasks stop it": the second one, too, returns when the worker is collected.
+        with anyio.CancelScope(shield=True):
             while dispatcher.slot.worker is not None:
                 await self._changed.wait()
 
-    async def _close(self, error: BaseException | None) -> bool | None:
+    async def _close(self) -> None:
+        self._check_process()
         assert self._outer is not None
         assert self._mailbox is not None
         try:
-            await self.stop()
+            if self._dispatcher is not None:
+                await self.stop()
         finally:
             self._closed = True
             self._scope.cancel()
             try:
-                suppress = await self._outer.__aexit__(
-                    None if error is None else type(error),
-                    error,
-                    None if error is None else error.__traceback__,
-                )
+                # The host's own exception isn't shown to the task group, which would wrap it; what is left in
+                # the group needs no cancelling, since the scope above ends it.
+                with anyio.CancelScope(shield=True):
+                    await self._served.wait()
             finally:
-                self._mailbox.close()
-        return suppress
+                try:
+                    await self._outer.__aexit__(None, None, None)
+                finally:
+                    self._mailbox.close()
 
     async def wait_ready(self) -> Mapping[str, Any]:
         """Wait until a worker is ready and return its facts.
@@ -225,7 +240,7 @@ class Supervisor:
 
     def restart_worker(self) -> None:
         """Replace the worker by a new one once its requests have ended; close an open breaker."""
-        self._check_usable().slot.replace()
+        self._check_usable().replace_worker()
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -279,8 +294,13 @@ class Supervisor:
         Raises the error of every end that isn't natural; its `report` tells the rest. A cancelled call cancels
         the request and waits for its release.
         """
-        async with self.stream(prompt, messages=messages, **options) as stream:
-            text = await stream.text()
+        stream = self.stream(prompt, messages=messages, **options)
+        try:
+            async with stream:
+                text = await stream.text()
+        except InfervisorError as error:
+            error.report = stream.report  # it was made at the end; by now the release is known, too
+            raise
         return Answer(text, stream.report)
 
     # --- looking at it ---------------------------------------------------------------------------

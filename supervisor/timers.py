@@ -37,6 +37,11 @@ class Alarm:
             self._armed_ns = due_ns
             self._timers.push(due_ns, self)
 
+    def retire(self) -> None:
+        """Never ring again, and let go of the action: an armed time may lie hours ahead."""
+        self.due_ns = None
+        self._action = _nothing
+
     def ring(self, armed_ns: int, now: int) -> None:
         """Called by the timers when an armed time has come."""
         if armed_ns != self._armed_ns:
@@ -49,6 +54,10 @@ class Alarm:
             return
         self.due_ns = None
         self._action()
+
+
+def _nothing() -> None:
+    """What a retired alarm does."""
 
 
 class Timers:

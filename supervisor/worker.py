@@ -72,7 +72,7 @@ class WorkerOwner(Protocol):
         ...
 
     def worker_hung(self, worker: Worker, stalled_s: float) -> None:
-        """It stood still; it is being killed."""
+        """It stood still; unless it moves while its stacks are written, it is killed."""
         ...
 
     def worker_logged(self, worker: Worker, message: Log) -> None:
@@ -100,6 +100,8 @@ class Worker:
         self._protocol_error: ProtocolError | None = None
         self._during = p.ProcessPhase.SPAWNED
         self.leaving_ns: int | None = None
+        self._hung_ns = 0
+        self._retiring = False
         self._steps = -1
         self._load_place: tuple[str, float] = ("", -1.0)
         # Raises WorkerSpawnError before anything else exists.
@@ -109,7 +111,7 @@ class Worker:
         self._grace_alarm = timers.alarm(lambda: self.apply(p.GraceOver()))
         self._startup_alarm = timers.alarm(self._startup_over)
         self._liveness_alarm = timers.alarm(self._check_liveness)
-        self._dump_alarm = timers.alarm(lambda: self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE)))
+        self._dump_alarm = timers.alarm(self._dump_over)
         self._end_alarm = timers.alarm(self._ended_without_exit)
         self._aim_startup()
 
@@ -121,12 +123,17 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether requests can be submitted."""
-        return self.state.phase is p.ProcessPhase.READY
+        return self.state.phase is p.ProcessPhase.READY and self.leaving_ns is None
 
     @property
     def free_places(self) -> int:
-        """How many more attempts it takes now."""
-        return int(self.facts.get("slots", 1)) - len(self.attempts) if self.is_ready else 0
+        """How many more attempts it takes now.
+
+        Race "its last frames free a place, and it is dead": nothing is submitted to the dead.
+        """
+        if not self.is_ready or self._retiring or self.process.has_exited():
+            return 0
+        return int(self.facts.get("slots", 1)) - len(self.attempts)
 
     @property
     def longest_step_ns(self) -> int:
@@ -163,7 +170,8 @@ class Worker:
         if self.state.phase is not p.ProcessPhase.KILLING:
             self._during = self.state.phase if self.state.cause is None else self._during
         self.process.kill_group()
-        self.link.read_frames()
+        # Bounded: a grandchild that left the group may go on writing.
+        self.link.read_frames(COLLECT_READS)
         self.link.read_output(COLLECT_READS)
         status = self.process.collect()
         self.link.close()
@@ -224,6 +232,15 @@ class Worker:
         self._startup_alarm.aim(None)
         self.apply(p.StopAsked())
 
+    def retire(self) -> None:
+        """Take no more attempts, and stop once those that are here have ended, however long that takes."""
+        self._retiring = True
+        self._stop_if_retired()
+
+    def _stop_if_retired(self) -> None:
+        if self._retiring and not self.attempts and self.leaving_ns is None:
+            self.stop()
+
     def kill(self, cause: p.DeathCause) -> None:
         """End it now."""
         self.apply(p.KillAsked(cause))
@@ -253,6 +270,7 @@ class Worker:
         """Forget an attempt that is released."""
         self.attempts.pop(attempt.id, None)
         self._drained_if_empty()
+        self._stop_if_retired()
 
     def _drained_if_empty(self) -> None:
         if self.state.phase is p.ProcessPhase.DRAINING and not self.attempts:
@@ -362,11 +380,11 @@ class Worker:
         if self.ready_ns is None:
             self.kill(p.DeathCause.STARTUP_TIMEOUT)
 
-    def owes_again(self, now: int) -> None:
-        """An attempt got credit: if nothing was owed before, the liveness clock starts now."""
-        if self._liveness_alarm.due_ns is None:
+    def owes_again(self, attempt: Attempt, now: int) -> None:
+        """A paused attempt got credit: if nothing else is owed, the liveness clock starts now."""
+        if not any(other.owes_a_step for other in self.attempts.values() if other is not attempt):
             self.moved_ns = now
-            self.aim_liveness()
+        self.aim_liveness()
 
     def aim_liveness(self) -> None:
         """Watch the step counter while something is owed."""
@@ -389,12 +407,23 @@ class Worker:
         self._owner.worker_hung(self, (due_before - self.moved_ns) / NS_PER_S)
         # All stacks go into its output before the kill; the handler works while the GIL is held.
         self.process.signal(SIGUSR2)
+        self._hung_ns = due_before
         self._dump_alarm.aim(due_before + to_ns(self.settings.liveness.dump_s))
+
+    def _dump_over(self) -> None:
+        # Race "it moves in the last moment": a step that was only slow, on a busy machine, costs no reload.
+        if self.moved_ns > self._hung_ns:
+            self.aim_liveness()
+        else:
+            self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE))
 
     def forgive_stall(self, now: int) -> None:
         """The parent was stalled: read everything first, and start the liveness clocks anew."""
-        self.link.read_frames()
+        self.link.read_frames(COLLECT_READS)
         self.moved_ns = now
+        if self._end_alarm.due_ns is not None:
+            # Race "frames ended, then the parent stalled": its exit has had no time to be seen.
+            self._end_alarm.aim(now + END_WITHOUT_EXIT_NS)
         if self.ready_ns is None and self.leaving_ns is None:
             self._aim_startup()
         self.aim_liveness()

@@ -43,7 +43,9 @@ def no_leftovers() -> Iterator[None]:
         new_threads = {
             thread
             for thread in set(threading.enumerate()) - threads
-            if "AnyIO" not in thread.name and "Trio thread" not in thread.name and "asyncio_" not in thread.name
+            if "AnyIO" not in thread.name
+            and "Trio thread" not in thread.name
+            and "asyncio_" not in thread.name
         }
         if not (new_children or new_descriptors or new_threads):
             return

@@ -36,7 +36,11 @@ class Told:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait_for(
-        self, kind: type[E], where: Callable[[E], bool] = lambda event: True, count: int = 1, within_s: float = 20
+        self,
+        kind: type[E],
+        where: Callable[[E], bool] = lambda event: True,
+        count: int = 1,
+        within_s: float = 20,
     ) -> E:
         """Return the count-th event of a kind, waiting for it if need be."""
         with anyio.fail_after(within_s):
@@ -49,7 +53,9 @@ class Told:
 
 
 @asynccontextmanager
-async def scripted(options: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[tuple[Supervisor, Told]]:
+async def scripted(
+    options: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Supervisor, Told]]:
     """Yield a supervisor of the scripted engine with short graces, and what it tells."""
     told = Told()
     settings = {

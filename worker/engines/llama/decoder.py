@@ -16,8 +16,7 @@ from infervisor.worker.engines.llama.library import AbortFlag, NativeLog
 
 SLICE_SECONDS = 0.2
 """What a prefill slice aims at; the contract allows 0.25 s."""
-MIN_SLICE_TOKENS = 16
-"""Shorter slices would spend their time on the fixed cost of a call, most of all on a busy machine."""
+MIN_SLICE_TOKENS = 8
 FIRST_SLICE_TOKENS = 32
 _NO_ROOM, _ABORTED = 1, 2
 

@@ -42,6 +42,11 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "needs more memory than there is: lower n_ctx or slots, or use a smaller quantisation",
     ),
     (
+        r"does not divide|requires flash",
+        "bad_option",
+        "doesn't go with this model and these options: use kv_type_k='f16' and kv_type_v='f16'",
+    ),
+    (
         r"missing tensor|tensor '.*' not found|wrong shape|wrong number of tensors|"
         r"not within the file bounds|key not found|invalid|corrupt|has offset|unexpected|expected",
         "model_corrupt",

@@ -1,0 +1,68 @@
+# The whole set-up is `make run` or `make test` on a machine with python3 (3.11 or newer, with venv), make, gcc
+# and g++. `make help` tells the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+PROMPT ?= Name three colours and say in one sentence what each of them is good for.
+
+BIN := $(VENV)/bin
+# One stamp for each set of extras: nothing is installed, and no network is used, while it is newer than
+# pyproject.toml.
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
+
+# The shell must see the prompt and the model as they were typed, a $ or a quote in them included.
+override export PROMPT := $(value PROMPT)
+override export MODEL := $(value MODEL)
+export WHEEL CONSTRAINTS PIP_OPTIONS
+
+.PHONY: help run test check lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make run     stream an answer from the small model that comes with the demo extra'
+	@echo '             PROMPT="…" another prompt, MODEL=path.gguf another model'
+	@echo 'make test    run all tests'
+	@echo 'make check   run all that continuous integration runs: tests, format, lint, types, layers'
+	@echo 'make bench   run the benchmarks; takes minutes, and wants a machine with nothing else to do'
+	@echo 'make clean   remove the environment and everything that was built'
+	@echo
+	@echo 'PYTHON=python3.12 another interpreter; VENV=path another place for the environment;'
+	@echo 'WHEEL=path.whl a built llama-cpp-python, which saves compiling it'
+
+# By standard input, so that no prompt can be taken for an option or a file.
+run: $(DEMO)
+	@printf '%s' "$$PROMPT" | $(BIN)/supervise run $${MODEL:+--model "$$MODEL"}
+
+test: $(DEV)
+	$(BIN)/python -m pytest
+
+check: test lint
+
+lint: $(DEV)
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(DEV)
+	@set -e; for name in $$(grep -l __main__ benchmarks/*.py | xargs -n 1 basename -s .py); do \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; \
+	done
+
+$(DEMO): pyproject.toml
+	@.ci/install "$(PYTHON)" "$(VENV)" demo
+	@touch $@
+
+$(DEV): pyproject.toml
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev
+	@touch $(DEMO) $@
+
+clean:
+	@# Only what looks like a virtual environment is removed, so that a mistyped VENV= costs nothing.
+	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	rm -rf build dist src/infervisor.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .import_linter_cache .coverage htmlcov
+	find . -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +

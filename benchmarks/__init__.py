@@ -1,0 +1,1 @@
+"""Paired measurements, never timed tests. Run them on an otherwise idle machine."""

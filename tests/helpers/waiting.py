@@ -1,0 +1,34 @@
+"""Bounded waits for what no event tells: a condition in this process, or the end of another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import anyio
+import psutil
+
+PATIENCE_S = 20.0
+
+
+async def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Return once `condition()` is true. Raises TimeoutError."""
+    with anyio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits to be collected has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_gone(pid: int, within_s: float) -> None:
+    """Return once a process has ended. Fails if it lives longer."""
+    deadline = time.monotonic() + within_s
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} still lives after {within_s} s"
+        time.sleep(0.01)

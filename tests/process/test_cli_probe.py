@@ -1,0 +1,105 @@
+"""`supervise probe` over the scripted engine: what passes, what is skipped, what fails and how that is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from tests.helpers.command_line import assert_gone, scripted, supervise
+
+NAMES = [
+    "spawn",
+    "load",
+    "first token",
+    "slow reader",
+    "cancel in prefill",
+    "cancel in decode",
+    "release",
+    "kill and restart",
+    "exit",
+]
+
+
+def _steps(done: subprocess.CompletedProcess[bytes]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    *steps, verdict = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [step["name"] for step in steps] == NAMES
+    assert verdict["type"] == "probe"
+    assert verdict["exit_code"] == done.returncode
+    return steps, verdict
+
+
+def _statuses(steps: list[dict[str, Any]]) -> dict[str, str]:
+    return {step["name"]: step["status"] for step in steps}
+
+
+def test_a_healthy_engine_passes_every_step() -> None:
+    # 1500 words take long enough to be cancelled in the middle; 11 words next to nothing.
+    done = supervise("probe", *scripted(prefill_tokens_per_s=2000), "--json")
+    steps, verdict = _steps(done)
+    assert set(_statuses(steps).values()) == {"ok"}, done.stdout.decode()
+    assert (verdict["ok"], done.returncode) == (True, 0)
+    figures = {step["name"]: step["figures"] for step in steps}
+    assert figures["slow reader"]["computed_tokens"] <= figures["slow reader"]["taken_tokens"] + 2
+    for name in ("cancel in prefill", "cancel in decode"):
+        assert figures[name]["stage"] == "in_band"
+        assert 0 <= figures[name]["release_s"] < 10
+    assert figures["load"]["facts"]["context_tokens"] == 1_000_000
+    assert figures["kill and restart"]["pid"] != figures["spawn"]["pid"]
+    assert figures["exit"]["pid"] == figures["kill and restart"]["pid"]
+    for name in ("spawn", "exit"):
+        assert_gone(figures[name]["pid"])
+
+
+def test_a_prompt_that_is_read_at_once_is_skipped_and_that_is_no_failure() -> None:
+    done = supervise("probe", *scripted(), "--json")
+    steps, _ = _steps(done)
+    assert done.returncode == 0
+    assert [name for name, status in _statuses(steps).items() if status != "ok"] == ["cancel in prefill"]
+
+
+def test_a_failed_load_says_why_and_skips_the_rest() -> None:
+    refusal = {"at": "load", "kind": "load_refused", "message": "it doesn't fit"}
+    done = supervise("probe", *scripted(faults=[refusal]), "--json")
+    steps, verdict = _steps(done)
+    assert (verdict["ok"], done.returncode) == (False, 6)
+    statuses = _statuses(steps)
+    assert (statuses.pop("spawn"), statuses.pop("load"), statuses.pop("exit")) == ("ok", "failed", "ok")
+    assert set(statuses.values()) == {"skipped"}
+    assert "it doesn't fit" in steps[1]["detail"]
+
+
+def test_a_step_that_fails_is_named_and_the_others_go_on() -> None:
+    broken = {"at": "prefill", "kind": "raise", "prompt_contains": "word"}
+    done = supervise("probe", *scripted(faults=[broken]), "--json")
+    steps, _ = _steps(done)
+    assert done.returncode == 7
+    assert [name for name, status in _statuses(steps).items() if status != "ok"] == ["cancel in prefill"]
+    assert "the scripted fault" in steps[4]["detail"]
+
+
+def test_a_release_that_takes_a_kill_fails() -> None:
+    # Three requests are released before the one that is cancelled in its decode.
+    stuck = {"at": "release", "kind": "refuse_release", "after": 3}
+    done = supervise("probe", *scripted(faults=[stuck]), "--json")
+    steps, _ = _steps(done)
+    assert done.returncode == 7
+    assert _statuses(steps)["cancel in decode"] == "failed"
+    assert "released only by killing the worker" in steps[5]["detail"]
+
+
+def test_a_step_that_takes_too_long_fails_in_time() -> None:
+    done = supervise("probe", *scripted(prefill_tokens_per_s=0.01), "--step-timeout", "1", "--json")
+    steps, _ = _steps(done)
+    assert done.returncode == 7
+    assert "not done after 1 s" in steps[2]["detail"]
+
+
+def test_people_get_one_line_a_step_and_a_sum() -> None:
+    done = supervise("probe", *scripted())
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == len(NAMES) + 1
+    for line, name in zip(lines, NAMES, strict=False):
+        assert name in line
+    assert lines[-1] == "8 ok, 1 skipped"
+    assert b"\x1b" not in done.stdout

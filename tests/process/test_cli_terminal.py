@@ -1,0 +1,147 @@
+"""The command on a real terminal: what is drawn, what is escaped, and job control."""
+
+from __future__ import annotations
+
+import os
+import pty
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.helpers.command_line import COMMAND, environment, scripted
+
+WITHIN_S = 60.0
+
+
+class Terminal:
+    """The master end of a pty, with all that was read from it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self.master = master
+        self.shown = bytearray()
+
+    def read_until(self, wanted: bytes | None) -> bytes:
+        """Read until something is shown, or, with None, until all programs have left the terminal."""
+        deadline = time.monotonic() + WITHIN_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.master, selectors.EVENT_READ)
+            while wanted is None or wanted not in self.shown:
+                assert selector.select(max(0.0, deadline - time.monotonic())), bytes(self.shown)
+                try:
+                    piece = os.read(self.master, 1 << 16)
+                except OSError:  # EIO: nobody has the other end open any more
+                    piece = b""
+                if not piece:
+                    assert wanted is None, f"never saw {wanted!r}: {bytes(self.shown)!r}"
+                    break
+                self.shown += piece
+        return bytes(self.shown)
+
+    def finish(self) -> int:
+        """Read the rest and return the exit code."""
+        self.read_until(None)
+        return self.process.wait(WITHIN_S)
+
+
+@contextmanager
+def terminal(script: str, *arguments: str, **variables: str) -> Iterator[Terminal]:
+    """Run a shell script with the command as its arguments, in a session whose terminal is a new pty."""
+    master, slave = pty.openpty()
+    # A session leader that opens a terminal gets it as its controlling one.
+    wrapped = f'exec <"$0" >"$0" 2>&1; {script}'
+    process = subprocess.Popen(
+        ["sh", "-c", wrapped, os.ttyname(slave), *COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(**variables),
+        start_new_session=True,
+    )
+    shown = Terminal(process, master)
+    try:
+        # The script's shell opens the terminal by name: until it has, this end keeps it alive.
+        shown.read_until(b"begin")
+        os.close(slave)
+        slave = -1
+        yield shown
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(WITHIN_S)
+        for fd in (master, slave):
+            if fd >= 0:
+                os.close(fd)
+
+
+FOREGROUND = 'echo begin; exec "$@"'
+
+
+def test_progress_is_drawn_and_wiped_and_the_answer_ends_with_a_line_end() -> None:
+    with terminal(FOREGROUND, "run", *scripted(text="hello"), "hi") as shown:
+        assert shown.finish() == 0
+    text = shown.shown.decode()
+    assert "loading ░" in text
+    assert "█ 100% warm_up" in text
+    after_the_bar = text.rpartition("\r\x1b[K")[2]
+    assert after_the_bar.startswith("hello\r\nqueued ")
+
+
+def test_quiet_draws_nothing() -> None:
+    with terminal(FOREGROUND, "run", *scripted(text="hello"), "--quiet", "hi") as shown:
+        assert shown.finish() == 0
+    assert shown.shown == b"begin\r\nhello\r\n"
+
+
+def test_control_characters_of_an_answer_never_reach_the_terminal() -> None:
+    text = "a\x1b[2Jb\x07c\rd\x9be\u202ef\tg\nh🦙"
+    with terminal(FOREGROUND, "run", *scripted(text=text, split="characters"), "--quiet", "hi") as shown:
+        assert shown.finish() == 0
+    assert shown.shown.decode() == "begin\r\n" + r"a\x1b[2Jb\x07c\rd\x9be\u202ef" + "\tg\r\nh🦙\r\n"
+
+
+def test_ctrl_c_typed_at_the_terminal_cancels() -> None:
+    with terminal(FOREGROUND, "run", *scripted(pace_s=0.005), "hi") as shown:
+        shown.read_until(b"w2 ")
+        os.write(shown.master, b"\x03")
+        assert shown.finish() == 130
+    text = shown.shown.decode()
+    assert "after the cancel (in_band)" in text
+    assert "Traceback" not in text
+
+
+def test_without_a_prompt_it_does_not_read_from_the_terminal() -> None:
+    with terminal(FOREGROUND, "run", *scripted(text="hello")) as shown:
+        assert shown.finish() == 2
+    assert b"no prompt" in shown.shown
+
+
+def test_a_background_job_is_not_stopped() -> None:
+    job = 'set -m; echo begin; "$@" & wait $!; echo "code $?"'
+    with terminal(job, "run", *scripted(text="hello", pace_s=0.05), "hi") as shown:
+        shown.read_until(b"code ")
+        shown.finish()
+    # A job that touched the terminal would be stopped and `wait` would return 128 + the signal's number.
+    assert b"hello" in shown.shown
+    assert b"code 0" in shown.shown
+
+
+def test_a_probe_is_coloured_unless_that_is_not_wanted() -> None:
+    with terminal(FOREGROUND, "probe", *scripted()) as shown:
+        assert shown.finish() == 0
+    assert b"\x1b[32mok" in shown.shown
+    with terminal(FOREGROUND, "probe", *scripted(), NO_COLOR="1") as plain:
+        assert plain.finish() == 0
+    assert b"\x1b" not in plain.shown
+
+
+def test_the_terminal_helper_sees_a_job_that_is_stopped() -> None:
+    job = 'set -m; echo begin; "$@" & wait $!; echo "code $?"; kill -KILL %1'
+    reader = [sys.executable, "-c", "input()"]
+    master_script = job.replace('"$@"', " ".join(f"'{word}'" for word in reader))
+    with terminal(master_script) as shown:
+        assert b"code 0" not in shown.read_until(b"code 1")
+        shown.finish()

@@ -1,0 +1,411 @@
+"""Cancelling from everywhere, at every moment of a request's life: first rung only, the engine obeys."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+
+from infervisor import EndReason, RequestCancelled, Stage, Stream, Supervisor
+from infervisor.supervisor.events import RequestReleased, WorkerSpawned
+from infervisor.supervisor.request import Request
+from tests.helpers.inside import (
+    PATIENT,
+    dispatcher_of,
+    holds_nothing,
+    request_of,
+    until,
+    until_buffered,
+    words,
+    worker_of,
+)
+from tests.helpers.supervised import Told
+from tests.helpers.supervised import scripted as quick
+
+pytestmark = pytest.mark.anyio
+
+SOON_S = 5.0
+"""Far below the graces of the patient ladder, far above what a release takes."""
+
+
+@asynccontextmanager
+async def scripted(
+    options: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Supervisor, Told]]:
+    """Yield a supervisor whose cancels have all the time they need at the first rung."""
+    async with quick(options, **{"escalation": PATIENT, **settings}) as both:
+        yield both
+
+
+async def next_is_exact(supervisor: Supervisor) -> None:
+    """The worker is free and unharmed: it answers the next request as ever."""
+    with anyio.fail_after(20):
+        assert (await supervisor.generate("next", max_tokens=5)).text == words(5)
+
+
+def release_of(told: Told, stream: Stream) -> RequestReleased:
+    """Return the one event that tells of the release."""
+    request_id = stream.report.request_id
+    (event,) = [event for event in told.of(RequestReleased) if event.report.request_id == request_id]
+    return event
+
+
+# --- at every moment -----------------------------------------------------------------------------
+
+
+async def test_in_the_tick_of_the_submit() -> None:
+    async with scripted({"pace_s": 0.05}) as (supervisor, told):
+        async with supervisor.stream("count") as stream:
+            stream.cancel()
+            assert stream.end_reason is EndReason.CANCELLED
+            report = await stream.released()
+        assert report.is_released
+        assert report.timeline.release_s is not None
+        assert report.timeline.release_s < SOON_S
+        assert release_of(told, stream).report == report
+        await next_is_exact(supervisor)
+
+
+async def test_in_the_queue_nothing_is_computed_and_the_release_is_at_once() -> None:
+    async with scripted({"pace_s": 0.02}) as (supervisor, told), supervisor.stream("first") as running:
+        await running.__anext__()
+        async with supervisor.stream("second") as waiting:
+            waiting.cancel()
+            report = waiting.report
+            assert report.is_released, "a request that waits is released by taking it out"
+            assert report.end_reason is EndReason.CANCELLED
+            timeline = report.timeline
+            assert (timeline.submitted_ns, timeline.started_ns, timeline.first_token_ns) == (None, None, None)
+            assert report.usage.computed_tokens == 0
+            assert report.worker_pid is None
+            assert report.stage is None
+            assert timeline.ended_ns is not None
+            assert release_of(told, waiting).report == report
+            assert dispatcher_of(supervisor).queue_peak == 1
+        assert running.end_reason is None
+
+
+async def test_while_the_model_loads() -> None:
+    async with scripted({"load_s": 0.5}, wait_until_ready=False) as (supervisor, _):
+        streams = [supervisor.stream("count", max_tokens=3) for _ in range(3)]
+        async with streams[0], streams[1], streams[2]:
+            streams[1].cancel()
+            assert streams[1].report.is_released
+            assert supervisor.status().queue_depth == 2
+            assert await streams[0].text() == words(3)
+            assert await streams[2].text() == words(3)
+            with pytest.raises(RequestCancelled):
+                await streams[1].text()
+    async with scripted({"load_s": 0.5}, wait_until_ready=False) as (supervisor, _):
+        streams = [supervisor.stream("count") for _ in range(3)]
+        async with streams[0], streams[1], streams[2]:
+            for stream in streams:
+                stream.cancel()
+            assert holds_nothing(supervisor)
+            assert all(stream.report.timeline.started_ns is None for stream in streams)
+        await supervisor.wait_ready()
+        await next_is_exact(supervisor)
+
+
+async def test_inside_a_long_prefill() -> None:
+    async with scripted({"prefill_s": 60, "slice_s": 30}) as (supervisor, _):
+        async with supervisor.stream("a long prompt of many words") as stream:
+            await until(lambda: stream.report.timeline.started_ns is not None)
+            stream.cancel()
+            report = await stream.released()
+        assert report.stage is Stage.IN_BAND
+        assert report.timeline.release_s is not None
+        assert report.timeline.release_s < SOON_S
+        assert report.timeline.first_token_ns is None
+
+
+@pytest.mark.parametrize("pace_s", [0.0, 0.02, 30.0])
+async def test_while_decoding(pace_s: float) -> None:
+    faults = [{"at": "decode", "kind": "hang", "seconds": 0.001}]
+    async with scripted({"pace_s": pace_s, "faults": faults}) as (supervisor, _):
+        async with supervisor.stream("count", window=4) as stream:
+            if pace_s < 1:
+                await stream.__anext__()
+            else:
+                await until(lambda: stream.report.timeline.started_ns is not None)
+            stream.cancel()
+            report = await stream.released()
+        assert report.stage is Stage.IN_BAND
+        assert report.timeline.release_s is not None
+        assert report.timeline.release_s < SOON_S
+        timeline = report.timeline
+        assert timeline.cancel_requested_ns is not None
+        assert timeline.cancel_noticed_ns is not None
+        assert timeline.released_ns is not None
+        assert timeline.cancel_requested_ns <= timeline.cancel_noticed_ns <= timeline.released_ns
+
+
+async def test_while_paused_for_want_of_credit() -> None:
+    async with scripted() as (supervisor, _):
+        async with supervisor.stream("count", window=3) as stream:
+            await until_buffered(stream, 3)
+            stream.cancel()
+            report = await stream.released()
+            assert [chunk async for chunk in stream] == [], "who cancels wants no more text"
+        assert report.usage.computed_tokens == 3
+        await next_is_exact(supervisor)
+
+
+async def test_between_the_natural_end_and_its_release_the_natural_end_stands() -> None:
+    faults = [{"at": "release", "kind": "hang", "seconds": 0.3, "prompt_contains": "slow"}]
+    async with scripted({"faults": faults}) as (supervisor, _):
+        async with supervisor.stream("slow to release", max_tokens=3) as stream:
+            await until(lambda: stream.end_reason is not None)
+            assert not stream.report.is_released
+            stream.cancel()
+            assert stream.end_reason is EndReason.LENGTH
+            assert await stream.text() == words(3), "what had arrived before the cancel is still read"
+            report = await stream.released()
+        assert report.end_reason is EndReason.LENGTH
+        assert report.timeline.cancel_requested_ns is None
+        assert report.stage is None
+        await next_is_exact(supervisor)
+
+
+# --- more than once, too late, from elsewhere ------------------------------------------------------
+
+
+async def test_twice_and_after_the_end_changes_nothing() -> None:
+    async with scripted({"pace_s": 0.01}) as (supervisor, told):
+        async with supervisor.stream("count") as stream:
+            await stream.__anext__()
+            stream.cancel()
+            asked_ns = stream.report.timeline.cancel_requested_ns
+            stream.cancel(EndReason.CLIENT_DISCONNECTED)
+            report = await stream.released()
+            stream.cancel()
+            assert stream.report == report
+        assert report.end_reason is EndReason.CANCELLED
+        assert report.timeline.cancel_requested_ns == asked_ns
+        async with supervisor.stream("count", max_tokens=2) as whole:
+            assert await whole.text() == words(2)
+            await whole.released()
+            whole.cancel()
+            assert whole.end_reason is EndReason.LENGTH
+        assert len(told.of(RequestReleased)) == 2
+
+
+async def test_a_client_that_left_is_told_apart() -> None:
+    async with scripted({"pace_s": 0.01}) as (supervisor, _):
+        async with supervisor.stream("count") as stream:
+            stream.cancel(EndReason.CLIENT_DISCONNECTED)
+            with pytest.raises(RequestCancelled) as caught:
+                await stream.text()
+        assert stream.end_reason is EndReason.CLIENT_DISCONNECTED
+        assert caught.value.code == "client_disconnected"
+        assert caught.value.report.end_reason is EndReason.CLIENT_DISCONNECTED
+
+
+async def test_from_another_thread() -> None:
+    async with scripted({"pace_s": 0.01}) as (supervisor, _):
+        async with supervisor.stream("count") as stream:
+            await stream.__anext__()
+            await anyio.to_thread.run_sync(stream.cancel)
+            with anyio.fail_after(SOON_S):
+                rest = [chunk async for chunk in stream]
+                report = await stream.released()
+        assert len(rest) < 40
+        assert report.end_reason is EndReason.CANCELLED
+
+
+async def test_from_another_task_while_the_reader_waits() -> None:
+    async with scripted({"pace_s": 30}) as (supervisor, _):
+        for read_text in (False, True):
+            ended: list[str] = []
+
+            async def read(stream: Stream, as_text: bool, ended: list[str]) -> None:
+                if as_text:
+                    with pytest.raises(RequestCancelled) as caught:
+                        await stream.text()
+                    assert caught.value.code == "cancelled"
+                    ended.append("error")
+                else:
+                    async for _ in stream:
+                        raise AssertionError("nothing was computed")
+                    ended.append("quiet")
+
+            async with supervisor.stream("count") as stream, anyio.create_task_group() as tasks:
+                tasks.start_soon(read, stream, read_text, ended)
+                await until(lambda stream=stream: request_of(stream).news._waiting != [])  # type: ignore[misc]
+                stream.cancel()
+            assert ended == ["error" if read_text else "quiet"]
+
+
+async def test_generate_raises_what_ended_it() -> None:
+    async with scripted({"pace_s": 30}) as (supervisor, _):
+
+        async def cancel_it() -> None:
+            dispatcher = dispatcher_of(supervisor)
+            await until(lambda: bool(dispatcher.attempts))
+            (request,) = dispatcher.requests.values()
+            dispatcher.abandon(request, EndReason.CANCELLED)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_it)
+            with pytest.raises(RequestCancelled) as caught:
+                await supervisor.generate("count")
+        assert caught.value.report.is_released
+
+
+# --- leaving ---------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_is_dropped_in_the_middle_frees_the_worker() -> None:
+    async with scripted({"pace_s": 0.005}) as (supervisor, told):
+
+        async def take_three() -> list[str]:
+            texts: list[str] = []
+            async for chunk in supervisor.stream("count"):
+                texts.append(chunk.text)
+                if len(texts) == 3:
+                    break
+            return texts
+
+        assert await take_three() == ["w0 ", "w1 ", "w2 "]
+        gc.collect()
+        event = await told.wait_for(RequestReleased, within_s=SOON_S)
+        assert event.report.end_reason is EndReason.CANCELLED
+        assert holds_nothing(supervisor)
+        await next_is_exact(supervisor)
+
+
+async def test_a_stream_that_was_never_started_is_no_request() -> None:
+    async with scripted() as (supervisor, told):
+        unread = supervisor.stream("count")
+        del unread
+        gc.collect()
+        cancelled = supervisor.stream("count")
+        cancelled.cancel()
+        assert await cancelled.released() == cancelled.report
+        assert [chunk async for chunk in cancelled] == []
+        await next_is_exact(supervisor)
+        assert [event.report.request_id for event in told.of(RequestReleased)] == [3]
+
+
+async def test_a_reader_task_that_is_cancelled_loses_no_chunk_and_one_that_leaves_releases() -> None:
+    async with scripted({"pace_s": 0.03}) as (supervisor, _):
+        async with supervisor.stream("count", max_tokens=12) as stream:
+            texts: list[str] = []
+            while stream.end_reason is None or request_of(stream).has_chunk:
+                with anyio.move_on_after(0.01):
+                    async for chunk in stream:
+                        texts.append(chunk.text)
+        assert "".join(texts) == words(12)
+
+        streams: list[Stream] = []
+        with anyio.move_on_after(0.1) as scope:
+            async with supervisor.stream("count") as stream:
+                streams.append(stream)
+                await stream.__anext__()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert streams[0].report.is_released, "leaving waits for the release, shielded"
+        assert streams[0].end_reason is EndReason.CANCELLED
+
+
+async def test_leaving_with_an_exception_releases_and_lets_it_pass() -> None:
+    async with scripted({"pace_s": 0.01}) as (supervisor, _):
+        stream = supervisor.stream("count")
+
+        async def fail_inside() -> None:
+            async with stream:
+                await stream.__anext__()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail_inside()
+        assert stream.report.is_released
+        assert stream.end_reason is EndReason.CANCELLED
+        await next_is_exact(supervisor)
+
+
+# --- many ------------------------------------------------------------------------------------------
+
+
+async def test_three_hundred_streams_that_were_left_early_leave_nothing() -> None:
+    async with scripted() as (supervisor, told):
+        await next_is_exact(supervisor)
+        here, dispatcher = psutil.Process(), dispatcher_of(supervisor)
+        there = psutil.Process(worker_of(supervisor).pid)
+        before = (here.num_fds(), here.num_threads(), there.num_fds(), there.num_threads())
+        for _ in range(300):
+            async with supervisor.stream("count") as stream:
+                async for _chunk in stream:
+                    break
+            assert stream.report.is_released
+        assert holds_nothing(supervisor)
+        assert (here.num_fds(), here.num_threads(), there.num_fds(), there.num_threads()) == before
+        assert len(told.of(WorkerSpawned)) == 1
+        del stream
+        gc.collect()
+        alive = [found for found in gc.get_objects() if isinstance(found, Request)]
+        assert alive == [], "a request that is over must not wait for its deadlines in memory"
+        assert dispatcher.queue_peak == 0
+        await next_is_exact(supervisor)
+
+
+async def test_fifty_submits_and_cancels_of_large_prompts_leave_every_answer_exact() -> None:
+    size = 200_000
+    options = {"mode": "echo", "slots": 4}
+    async with scripted(options, max_queue=64) as (supervisor, told):
+        wrong: list[str] = []
+
+        async def one(number: int) -> None:
+            # One huge word and a small one: the answer names its request.
+            prompt = f"{'x' * size} end{number}"
+            async with supervisor.stream(prompt, window=8) as stream:
+                if number % 2:
+                    if number % 4 == 1:
+                        stream.cancel()
+                    else:
+                        await anyio.lowlevel.checkpoint()
+                        stream.cancel()
+                    await stream.released()
+                elif await stream.text() != prompt:
+                    wrong.append(f"answer {number}")
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(50):
+                    tasks.start_soon(one, number)
+        assert wrong == []
+        assert holds_nothing(supervisor)
+        assert len(told.of(WorkerSpawned)) == 1
+        reasons = sorted(str(event.report.end_reason) for event in told.of(RequestReleased))
+        assert reasons == ["cancelled"] * 25 + ["stop"] * 25
+        assert (await supervisor.generate("all of this again")).text == "all of this again"
+
+
+@pytest.mark.parametrize("moment", ["queued", "running"])
+async def test_killing_a_stream_goes_straight_to_the_last_rung(moment: str) -> None:
+    async with scripted({"pace_s": 0.01}) as (supervisor, told):
+        pid = worker_of(supervisor).pid
+        async with supervisor.stream("first") as first:
+            await first.__anext__()
+            async with supervisor.stream("second", max_tokens=3) as second:
+                victim: Stream = first if moment == "running" else second
+                act: Callable[[], None] = victim.kill
+                await anyio.to_thread.run_sync(act)
+                report = await victim.released()
+                assert report.end_reason is EndReason.CANCELLED
+                if moment == "running":
+                    assert report.stage is Stage.KILL
+                    assert not psutil.pid_exists(pid)
+                    assert await second.text() == words(3)
+                    assert supervisor.status().worker_pid != pid
+                else:
+                    assert report.stage is None
+                    assert worker_of(supervisor).pid == pid
+                    assert first.end_reason is None
+        assert len(told.of(WorkerSpawned)) == (2 if moment == "running" else 1)

@@ -1,0 +1,507 @@
+"""A supervisor as a guest: in threads, beside another one, under cancellation, in odd hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from infervisor import (
+    EndReason,
+    Liveness,
+    ShuttingDown,
+    StopGraces,
+    Stream,
+    Supervisor,
+    UsageError,
+    WorkerDied,
+)
+from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor import process as process_module
+from infervisor.supervisor.events import LoadProgress, WorkerExited, WorkerHung
+from tests.helpers.host_process import host
+from tests.helpers.supervised import QUICK_GRACES, scripted
+from tests.helpers.waiting import is_gone
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = {"pace_s": 0.005}
+
+
+async def answers(supervisor: Supervisor) -> int:
+    """Return the pid of the worker that answers a short request."""
+    answer = await supervisor.generate("hello", max_tokens=3)
+    assert answer.text == "w0 w1 w2 "
+    assert answer.report.worker_pid is not None
+    return answer.report.worker_pid
+
+
+def only_worker() -> int:
+    """Return the pid of the one child that this process has."""
+    (child,) = psutil.Process().children()
+    return child.pid
+
+
+# --- stopping ------------------------------------------------------------------------------------------
+
+
+async def test_stopping_ends_a_stream_that_is_being_read() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        async with supervisor.stream("hello") as stream:
+            await anext(stream)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.stop)
+                with pytest.raises(ShuttingDown) as caught:
+                    await stream.text()
+            assert caught.value.report.end_reason is EndReason.SHUTTING_DOWN
+            assert stream.report.is_released
+        (exited,) = told.of(WorkerExited)
+        assert (exited.cause, exited.status) == (DeathCause.STOPPED, "exit code 0")
+        assert is_gone(exited.pid)
+
+
+async def test_stopping_while_the_model_loads_ends_what_waits() -> None:
+    async with scripted({"load_s": 60}, wait_until_ready=False) as (supervisor, told):
+        async with supervisor.stream("hello") as stream:
+            await told.wait_for(LoadProgress, lambda event: event.phase == "load")
+            await supervisor.stop()
+            with pytest.raises(ShuttingDown):
+                await stream.text()
+        (exited,) = told.of(WorkerExited)
+        assert (exited.cause, exited.status) == (DeathCause.STOPPED, "SIGTERM(-15)")
+        assert exited.seconds < 5
+
+
+async def test_stopping_right_after_the_spawn() -> None:
+    async with scripted(wait_until_ready=False) as (supervisor, told):
+        await supervisor.stop()
+        assert [event.cause for event in told.of(WorkerExited)] == [DeathCause.STOPPED]
+
+
+async def test_stopping_twice_and_by_two_tasks_returns_when_the_worker_is_gone() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        pid = supervisor.status().worker_pid
+        assert pid is not None
+        gone: list[bool] = []
+
+        async def stop() -> None:
+            await supervisor.stop()
+            gone.append(is_gone(pid))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            tasks.start_soon(stop)
+        await stop()
+        assert gone == [True] * 3
+        assert len(told.of(WorkerExited)) == 1
+        assert supervisor.status().slot == "stopped"
+        for use in (lambda: supervisor.stream("hello"), supervisor.restart_worker):
+            with pytest.raises(ShuttingDown):
+                use()
+        with pytest.raises(ShuttingDown):
+            await supervisor.generate("hello")
+        with pytest.raises(ShuttingDown):
+            await supervisor.wait_ready()
+    with pytest.raises(UsageError, match="entered before"):
+        await supervisor.__aenter__()
+
+
+async def test_a_stream_that_was_made_before_and_entered_after_the_stop_is_refused() -> None:
+    async with scripted() as (supervisor, _):
+        stream = supervisor.stream("hello")
+        await supervisor.stop()
+        with pytest.raises(ShuttingDown):
+            await anext(stream)
+
+
+# --- leaving early -------------------------------------------------------------------------------------
+
+
+async def test_an_exception_in_the_host_comes_out_as_it_is() -> None:
+    async def guest() -> None:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            await anext(stream)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await guest()
+
+
+async def test_a_host_that_runs_out_of_time_leaves_nothing() -> None:
+    pid = 0
+    with anyio.move_on_after(5) as scope:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            await anext(stream)
+            pid = only_worker()
+            scope.deadline = anyio.current_time()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("options", [{}, {"load_s": 60}])
+async def test_entering_that_is_cancelled_at_any_moment_leaves_nothing(options: dict[str, Any]) -> None:
+    for step in range(20):
+        with anyio.move_on_after(step * 0.0025):
+            async with Supervisor(engine="scripted", options=options, graces=QUICK_GRACES):
+                pass
+        assert psutil.Process().children() == []
+
+
+def test_a_task_that_is_cancelled_natively_leaves_nothing() -> None:
+    async def guest(entered: asyncio.Event) -> None:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            async for _ in stream:
+                entered.set()
+
+    async def main() -> int:
+        entered = asyncio.Event()
+        task = asyncio.create_task(guest(entered))
+        await asyncio.wait_for(entered.wait(), 20)
+        pid = only_worker()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 20)
+        return pid
+
+    assert is_gone(asyncio.run(main()))
+
+
+def test_entering_that_is_cancelled_natively_at_any_moment_leaves_nothing() -> None:
+    async def guest() -> None:
+        async with Supervisor(engine="scripted", options={"load_s": 60}, graces=QUICK_GRACES):
+            pytest.fail("it became ready")
+
+    async def main() -> None:
+        for step in range(20):
+            task = asyncio.create_task(guest())
+            await asyncio.sleep(step * 0.0025)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 20)
+            assert psutil.Process().children() == []
+
+    asyncio.run(main())
+
+
+def test_a_second_native_cancel_during_the_stop_kills_at_once() -> None:
+    stopping = asyncio.Event()
+    options = {"faults": [{"at": "decode", "after": 2, "kind": "hang_gil"}]}
+
+    async def guest() -> None:
+        graces = StopGraces(drain_s=300, exit_s=300, terminate_s=300)
+        async with Supervisor(engine="scripted", options=options, graces=graces) as supervisor:
+            stream = supervisor.stream("hello")
+            await anext(stream)
+            stopping.set()
+            await supervisor.stop()
+
+    async def main() -> int:
+        task = asyncio.create_task(guest())
+        await asyncio.wait_for(stopping.wait(), 20)
+        pid = only_worker()
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 20)
+        return pid
+
+    assert is_gone(asyncio.run(main()))
+
+
+def complaints(errors: str) -> list[str]:
+    """Return what a host complained of. Its loop's remarks on slow callbacks (the spawn) are none of ours."""
+    return [line for line in errors.splitlines() if not line.startswith("Executing <")]
+
+
+KEYBOARD = """
+import sys
+import anyio
+from infervisor import Supervisor
+
+async def main():
+    async with Supervisor(engine="scripted", options={"pace_s": 0.005}) as supervisor:
+        async with supervisor.stream("hello") as stream:
+            async for chunk in stream:
+                if chunk.index == 3:
+                    print(supervisor.status().worker_pid, flush=True)
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+async def test_ctrl_c_in_the_host_ends_the_worker(anyio_backend: str) -> None:
+    with host(KEYBOARD, anyio_backend) as program:
+        pid = int(program.line())
+        program.signal(signal.SIGINT)
+        code, said, errors = program.finish()
+        assert (code, said, complaints(errors)) == (0, "interrupted\n", [])
+        assert is_gone(pid)
+
+
+# --- odd hosts -----------------------------------------------------------------------------------------
+
+
+def test_a_whole_life_in_the_loop_of_another_thread(anyio_backend: str) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM)}
+    pids: list[int] = []
+
+    async def life() -> None:
+        async with scripted() as (supervisor, told):
+            pids.append(await answers(supervisor))
+            os.kill(pids[0], signal.SIGKILL)
+            await told.wait_for(WorkerExited)
+            pids.append(await answers(supervisor))
+
+    thread = threading.Thread(target=anyio.run, args=(life,), kwargs={"backend": anyio_backend})
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(set(pids)) == 2
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+async def test_the_hosts_signal_handlers_stay_as_they_are() -> None:
+    def mine(number: int, frame: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGUSR2, mine)
+    try:
+        handlers = {n: signal.getsignal(n) for n in signal.valid_signals()}
+        async with scripted() as (supervisor, _):
+            await answers(supervisor)
+            assert {n: signal.getsignal(n) for n in signal.valid_signals()} == handlers
+        assert {n: signal.getsignal(n) for n in signal.valid_signals()} == handlers
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+async def test_two_supervisors_in_one_loop_do_not_meet() -> None:
+    async with scripted(ENDLESS) as (one, one_told), scripted(ENDLESS) as (two, two_told):
+        async with one.stream("hello", max_tokens=20) as first, two.stream("hello", max_tokens=20) as second:
+            pid = one.status().worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDied):
+                await first.text()
+            assert (await second.text()).endswith("w19 ")
+        await answers(one)
+        assert len(one_told.of(WorkerExited)) == 1
+        assert two_told.of(WorkerExited) == []
+
+
+async def test_a_host_that_ignores_sigchld_and_so_never_sees_a_status() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        async with scripted() as (supervisor, told):
+            pid = await answers(supervisor)
+            os.kill(pid, signal.SIGKILL)
+            exited = await told.wait_for(WorkerExited)
+            assert (exited.cause, exited.status) == (DeathCause.CRASHED, "exit status unknown")
+            assert await answers(supervisor) != pid
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+async def test_without_pidfd_a_thread_waits_for_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "_open_pidfd", lambda pid: None)
+    async with scripted() as (supervisor, told):
+        pid = await answers(supervisor)
+        os.kill(pid, signal.SIGKILL)
+        assert (await told.wait_for(WorkerExited)).status == "SIGKILL(-9)"
+        assert await answers(supervisor) != pid
+
+
+async def test_a_forked_child_cannot_use_or_harm_its_parents_supervisor() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        async with supervisor.stream("hello", max_tokens=200) as stream:
+            await anext(stream)
+            untouched = supervisor.stream("other")
+            said, says = os.pipe()
+            child = os.fork()
+            if child == 0:
+                refused = [_is_refused(use) for use in _uses(supervisor, stream, untouched)]
+                os.write(says, repr(refused).encode())
+                os._exit(0)
+            os.close(says)
+            assert _last_words(child, said) == repr([True] * 10)
+            # Nothing that the child tried has reached the worker.
+            assert (await stream.text()).endswith(" w199 ")
+        assert told.of(WorkerExited) == []
+        await answers(supervisor)
+
+
+def _last_words(child: int, said: int) -> str:
+    with open(said) as answer:
+        os.waitpid(child, 0)
+        return answer.read()
+
+
+def _uses(supervisor: Supervisor, stream: Stream, untouched: Stream) -> list[Callable[[], object]]:
+    def step(coroutine: Any) -> Callable[[], object]:
+        return lambda: coroutine.send(None)
+
+    return [
+        lambda: supervisor.stream("hello"),
+        supervisor.status,
+        supervisor.restart_worker,
+        stream.cancel,
+        stream.kill,
+        step(supervisor.stop()),
+        step(supervisor.wait_ready()),
+        step(supervisor.__aexit__(None, None, None)),
+        step(stream.__aexit__(None, None, None)),
+        step(untouched.__anext__()),
+    ]
+
+
+def _is_refused(use: Callable[[], object]) -> bool:
+    try:
+        use()
+    except UsageError:
+        return True
+    except BaseException:
+        return False
+    return False
+
+
+CLOSED = """
+import os, sys
+for fd in (0, 1, 2):
+    os.close(fd)
+import anyio
+from infervisor import Supervisor
+
+async def main():
+    async with Supervisor(engine="scripted") as supervisor:
+        first = await supervisor.generate("hello", max_tokens=3)
+        os.kill(first.report.worker_pid, 9)
+        while supervisor.status().worker_pid in (first.report.worker_pid, None):
+            await anyio.sleep(0.005)
+        second = await supervisor.generate("hello", max_tokens=3)
+        return f"{first} {second}"
+
+said = anyio.run(main, backend=sys.argv[1])
+with open(sys.argv[2], "w") as file:
+    file.write(said)
+"""
+
+
+async def test_a_host_with_closed_standard_streams(anyio_backend: str, tmp_path: Any) -> None:
+    with host(CLOSED, anyio_backend, str(tmp_path / "said"), flags=()) as program:
+        code, _, _ = program.finish()
+    assert code == 0
+    assert (tmp_path / "said").read_text() == "w0 w1 w2  w0 w1 w2 "
+
+
+STRAY = """
+import gc, os, sys
+import anyio
+from infervisor import InfervisorError, Supervisor
+
+async def main():
+    options = {"pace_s": 0.002, "faults": [{"at": "decode", "kind": "exit", "prompt_contains": "bomb"}]}
+    async with Supervisor(engine="scripted", options=options) as supervisor:
+        async with supervisor.stream("hello") as stream:
+            async for chunk in stream:
+                break
+        async for chunk in supervisor.stream("dropped"):
+            break
+        gc.collect()
+        supervisor.stream("never entered")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.generate, "hello")
+            await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+        try:
+            await supervisor.generate("bomb")
+        except InfervisorError as error:
+            print(type(error).__name__)
+        print(await supervisor.generate("hello", max_tokens=3))
+
+anyio.run(main, backend=sys.argv[1], backend_options={"debug": True} if sys.argv[1] == "asyncio" else {})
+gc.collect()
+"""
+
+
+async def test_nothing_strays_in_debug_mode_with_warnings_as_errors(anyio_backend: str) -> None:
+    with host(STRAY, anyio_backend) as program:
+        code, said, errors = program.finish()
+    assert (code, said, complaints(errors)) == (0, "WorkerDied\nw0 w1 w2 \n", [])
+
+
+# --- clocks and stalls ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+async def test_a_jump_of_the_wall_clock_changes_nothing(
+    jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    async with scripted(ENDLESS, liveness=Liveness(hang_after_s=5, unmeasured_s=5)) as (supervisor, told):
+        async with supervisor.stream("hello", max_tokens=100) as stream:
+            await anext(stream)
+            monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
+            assert (await stream.text()).endswith(" w99 ")
+        await answers(supervisor)
+        total_s = stream.report.timeline.total_s
+        assert total_s is not None
+        assert 0 < total_s < 60
+        assert told.of(WorkerExited) == []
+
+
+async def test_a_blocked_loop_kills_and_loses_nothing() -> None:
+    async with scripted(ENDLESS, liveness=Liveness(hang_after_s=1.5, unmeasured_s=1.5)) as (supervisor, told):
+        async with supervisor.stream("hello", max_tokens=1000, window=1000) as stream:
+            await anext(stream)
+            time.sleep(3)  # noqa: ASYNC251 - the fault that is meant
+            text = await stream.text()
+        assert text == "".join(f"w{index} " for index in range(1, 1000))
+        assert not told.of(WorkerHung)
+        assert not told.of(WorkerExited)
+
+
+STOPPED = """
+import sys
+import anyio
+from infervisor import Liveness, Supervisor
+
+async def main():
+    told = []
+    liveness = Liveness(hang_after_s=1.5, unmeasured_s=1.5)
+    supervisor = Supervisor(
+        engine="scripted", options={"pace_s": 0.005}, liveness=liveness, on_event=told.append
+    )
+    async with supervisor:
+        async with supervisor.stream("hello", max_tokens=600, window=1000) as stream:
+            await anext(stream)
+            print("running", flush=True)
+            text = await stream.text()
+        assert text == "".join(f"w{index} " for index in range(1, 600)), text
+        assert [type(event).__name__ for event in told].count("WorkerExited") == 0
+        print("whole")
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+async def test_a_host_that_is_stopped_and_continued_kills_and_loses_nothing(anyio_backend: str) -> None:
+    with host(STOPPED, anyio_backend) as program:
+        assert program.line() == "running"
+        program.signal(signal.SIGSTOP)
+        time.sleep(3)  # noqa: ASYNC251 - how long the host stands still
+        program.signal(signal.SIGCONT)
+        code, said, errors = program.finish()
+        assert (code, said, complaints(errors)) == (0, "whole\n", [])

@@ -1,0 +1,99 @@
+"""Sampler chains on real llama.cpp: what each setting does to the next token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from infervisor.protocol.errors import InvalidRequest
+from infervisor.worker.engines.llama.engine import LlamaEngine
+from tests.helpers.engine_models import answer, direct, no_progress, request
+from tests.helpers.models import LOOP, TOKEN, VOCABULARY, build_model
+
+A, B, C = TOKEN["a"], TOKEN["b"], TOKEN["c"]
+LOOSE: dict[str, Any] = {"temperature": 100.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaEngine]:
+    loaded = LlamaEngine()
+    path = build_model(tmp_path_factory.mktemp("m") / "loop.gguf", LOOP)
+    loaded.load(str(path), {"threads": 1}, no_progress)
+    yield loaded
+    loaded.close()
+
+
+def said(engine: LlamaEngine, tokens: int = 6, prompt: str = "c", **settings: Any) -> list[int]:
+    return answer(engine, request(prompt, **settings), tokens).tokens
+
+
+def test_greedy(engine: LlamaEngine) -> None:
+    assert said(engine) == [A, B, C, A, B, C]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-10, 1e-6, 0.01])
+def test_tiny_temperatures_are_greedy(engine: LlamaEngine, temperature: float) -> None:
+    assert said(engine, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0) == [A, B, C, A, B, C]
+
+
+@pytest.mark.parametrize(
+    "narrow", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"typical_p": 1e-6, "top_k": 1}]
+)
+def test_narrow_settings_leave_the_best_token(engine: LlamaEngine, narrow: dict[str, Any]) -> None:
+    assert said(engine, **{**LOOSE, **narrow}) == [A, B, C, A, B, C]
+
+
+def test_random_settings_reach_other_tokens(engine: LlamaEngine) -> None:
+    assert len({tuple(said(engine, seed=seed, **LOOSE)) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, (1 << 32) - 2, (1 << 32) - 1])
+def test_every_seed_is_repeatable(engine: LlamaEngine, seed: int) -> None:
+    assert said(engine, seed=seed, **LOOSE) == said(engine, seed=seed, **LOOSE)
+
+
+@pytest.mark.parametrize("seed", [1 << 32, 1 << 63])
+def test_seed_beyond_32_bits_is_refused(engine: LlamaEngine, seed: int) -> None:
+    with pytest.raises(InvalidRequest, match="seed"):
+        engine.open(0, request("c", seed=seed), direct)
+
+
+def test_bias_and_ban(engine: LlamaEngine) -> None:
+    # The table gives the right token a lead of 10 × √width; a ban needs no lead.
+    assert said(engine, 1, logit_bias={A: -math.inf}) != [A]
+    assert said(engine, 1, logit_bias={A: -100.0, B: 100.0}) == [B]
+
+
+def test_all_but_one_token_banned(engine: LlamaEngine) -> None:
+    bans = {token: -math.inf for token in range(len(VOCABULARY)) if token != B}
+    assert said(engine, 3, logit_bias=bans) == [B, B, B]
+    assert said(engine, 3, logit_bias=bans, **LOOSE) == [B, B, B]
+
+
+def test_all_tokens_banned_is_refused(engine: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="bans all") as refused:
+        engine.open(0, request("c", logit_bias=dict.fromkeys(range(len(VOCABULARY)), -math.inf)), direct)
+    assert refused.value.field == "logit_bias"
+    assert said(engine) == [A, B, C, A, B, C]
+
+
+def test_bias_outside_the_vocabulary_is_refused(engine: LlamaEngine) -> None:
+    for token in (len(VOCABULARY), 999_999):
+        with pytest.raises(InvalidRequest, match=rf"{token}.*{len(VOCABULARY)}") as refused:
+            engine.open(0, request("c", logit_bias={token: 5.0}), direct)
+        assert refused.value.field == "logit_bias"
+
+
+def test_penalties_see_answer_and_prompt(engine: LlamaEngine) -> None:
+    # A penalised token falls below the biased one, which is otherwise far behind the table's choice.
+    penalised: dict[str, Any] = {"repeat_penalty": 100.0, "logit_bias": {TOKEN["HI"]: 50.0}}
+    assert said(engine, 4, prompt="J", **penalised) == [A, B, C, TOKEN["HI"]]
+    assert said(engine, 1, prompt="abc", **penalised) == [TOKEN["HI"]]
+    assert said(engine, 1, prompt="abc", **penalised, repeat_last_n=0) == [A]
+
+
+def test_penalty_window_may_be_longer_than_the_context(engine: LlamaEngine) -> None:
+    assert said(engine, 3, frequency_penalty=0.5, presence_penalty=0.5, repeat_last_n=1 << 20) == [A, B, C]
