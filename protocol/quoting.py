@@ -1,4 +1,4 @@
-"""How a foreign value is shown in an error message: briefly, and without a second error."""
+"""How what others wrote is shown: values in error messages briefly, text without control characters."""
 
 from __future__ import annotations
 
@@ -13,3 +13,15 @@ def quoted(value: object, characters: int = 60) -> str:
         return repr(value)[:characters]
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too large to show"
+
+
+def printable(text: str) -> str:
+    """Return one line of `text` in which no control character can reach a terminal; tabs are kept."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return `text` with its lines kept and every other control character escaped."""
+    return "\n".join(printable(line) for line in text.split("\n"))

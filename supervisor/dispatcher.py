@@ -340,7 +340,10 @@ class Dispatcher:
                     request.make_error = report.error
                 self.apply(request, r.Lost(reason), now)
             attempt.on_process_gone(now)
-        self._wait_for_worker(now)
+        for request in self.queue:
+            request.clocks.hold(Budget.QUEUE, now)
+            request.clocks.restart(Budget.STARTUP, now)
+            request.aim()
         seconds = (now - (worker.leaving_ns or now)) / NS_PER_S
         self.emit(
             events.WorkerExited(
@@ -355,19 +358,6 @@ class Dispatcher:
         )
         self.slot.worker_exited(report)
         self.on_state_change()
-
-    def replace_worker(self) -> None:
-        """Let the worker finish and start a new one; with an open breaker, close it and start."""
-        self.slot.replace()
-        if not self._is_ready():
-            self._wait_for_worker(time.monotonic_ns())
-
-    def _wait_for_worker(self, now: int) -> None:
-        # Whoever is in the queue waits for a start now, not for its turn.
-        for request in self.queue:
-            request.clocks.hold(Budget.QUEUE, now)
-            request.clocks.restart(Budget.STARTUP, now)
-            request.aim()
 
     # --- what the slot tells ---------------------------------------------------------------------
 

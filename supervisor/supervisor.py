@@ -240,7 +240,7 @@ class Supervisor:
 
     def restart_worker(self) -> None:
         """Replace the worker by a new one once its requests have ended; close an open breaker."""
-        self._check_usable().replace_worker()
+        self._check_usable().slot.replace()
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class Supervisor:
 
     def status(self) -> Status:
         """Return the state as of now. From any thread."""
-        dispatcher = self._check_usable(closed_is_fine=True)
+        dispatcher = self._check_usable(closed_is_fine=True, any_thread=True)
         if dispatcher is None:
             raise UsageError("this supervisor was never entered: use 'async with'")
         worker = dispatcher.slot.worker
@@ -357,10 +357,14 @@ class Supervisor:
                 "make a new one in the child"
             )
 
-    def _check_usable(self, *, closed_is_fine: bool = False) -> Dispatcher:
+    def _check_usable(self, *, closed_is_fine: bool = False, any_thread: bool = False) -> Dispatcher:
         self._check_process()
         if self._dispatcher is None:
             raise UsageError("this supervisor isn't running: use 'async with Supervisor(...) as supervisor'")
+        if not any_thread and threading.get_ident() != self._thread:
+            raise UsageError(
+                "use this supervisor in the thread of its event loop; only status and cancel go anywhere"
+            )
         if self._closed and not closed_is_fine:
             raise ShuttingDown("the supervisor is closed; make a new one")
         return self._dispatcher

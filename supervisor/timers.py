@@ -42,14 +42,15 @@ class Alarm:
         self.due_ns = None
         self._action = _nothing
 
-    def ring(self, armed_ns: int, now: int) -> None:
+    def ring(self, armed_ns: int) -> None:
         """Called by the timers when an armed time has come."""
         if armed_ns != self._armed_ns:
             return  # it was aimed earlier meanwhile and has rung
         self._armed_ns = None
         if self.due_ns is None:
             return
-        if self.due_ns > now:
+        if self.due_ns > armed_ns:
+            # Aimed later meanwhile. Even if that has come, too: what is due before it rings before it.
             self.aim(self.due_ns)
             return
         self.due_ns = None
@@ -101,4 +102,4 @@ class Timers:
     def _ring_due(self, now: int) -> None:
         while self._heap and self._heap[0][0] <= now:
             due_ns, _, alarm = heapq.heappop(self._heap)
-            alarm.ring(due_ns, now)
+            alarm.ring(due_ns)

@@ -89,6 +89,14 @@ class LoadRefused(Exception):
         self.permanent = permanent
 
 
+class Stoppable(Protocol):
+    """Runs Python code that a cancel may end at any bytecode, by an exception that isn't an `Exception`."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """Run `function` and return its result. What a cancel raises must pass through the engine."""
+        ...
+
+
 class Engine(Protocol):
     """One loaded model and its slots."""
 
@@ -101,12 +109,12 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, slot: int, submit: Submit, stoppable: Callable[[Callable[[], T]], T]) -> Opened:
+    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
         """Take the request into `slot`: render its template, tokenise, set up its sampler. Computes nothing.
 
         Python code that a model file or a caller controls (a template) must run inside
         `stoppable(function)`, which a cancel ends by an asynchronous exception; leave no state behind it.
-        Raises `InvalidRequest` for what can't be served; the slot is then still free.
+        Raises `InvalidRequest` for what can't be served. After any exception the slot is still free.
         """
         ...
 
@@ -121,7 +129,7 @@ class Engine(Protocol):
         ...
 
     def release(self, slot: int) -> None:
-        """Free the slot: after return no step includes its sequence and it can be opened again."""
+        """Free an open slot: after return no step includes its sequence and it can be opened again."""
         ...
 
     def interrupt(self) -> None:

@@ -211,7 +211,7 @@ class _Run:
             EndClass.FAULT,
         ):
             await anyio.sleep(LAST_WORDS_S)
-            pass
+            reading.cancel()
 
     def _code(self, report: Report) -> ExitCode:
         reason = report.end_reason

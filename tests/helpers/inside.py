@@ -104,3 +104,9 @@ def cpu_s(pid: int) -> float:
 def words(count: int, start: int = 0) -> str:
     """Return what the scripted engine counts."""
     return "".join(f"w{i} " for i in range(start, start + count))
+
+
+async def next_is_exact(supervisor: Supervisor) -> None:
+    """The worker is free and unharmed: it answers the next request as ever."""
+    with anyio.fail_after(20):
+        assert (await supervisor.generate("next", max_tokens=5)).text == words(5)

@@ -186,6 +186,18 @@ def test_with_stderr_closed_nothing_else_gets_into_the_answer(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, b"hello")
 
 
+def test_closed_streams_are_replaced_so_that_nothing_else_gets_their_numbers(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program = (
+        "import os; from infervisor.supervisor.cli.terminal import repair_standard_streams as repair;"
+        "had_input = repair(); targets = [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
+        f"open({str(told)!r}, 'w').write(f'{{had_input}} {{targets}}')"
+    )
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+    subprocess.run(shell, timeout=60, check=True)
+    assert told.read_text() == f"False {['/dev/null'] * 3}"
+
+
 def test_the_help_loads_neither_an_event_loop_nor_psutil() -> None:
     program = (
         "import sys, infervisor.supervisor.cli.app;"

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.to_thread
-import psutil
 import pytest
 
 from infervisor import EndReason, RequestCancelled, Stage, Stream, Supervisor
-from infervisor.supervisor.events import RequestReleased, WorkerSpawned
-from infervisor.supervisor.request import Request
+from infervisor.supervisor.events import RequestReleased
 from tests.helpers.inside import (
     PATIENT,
     dispatcher_of,
     holds_nothing,
+    next_is_exact,
     request_of,
     until,
     until_buffered,
     words,
-    worker_of,
 )
 from tests.helpers.supervised import Told
 from tests.helpers.supervised import scripted as quick
@@ -41,12 +39,6 @@ async def scripted(
     """Yield a supervisor whose cancels have all the time they need at the first rung."""
     async with quick(options, **{"escalation": PATIENT, **settings}) as both:
         yield both
-
-
-async def next_is_exact(supervisor: Supervisor) -> None:
-    """The worker is free and unharmed: it answers the next request as ever."""
-    with anyio.fail_after(20):
-        assert (await supervisor.generate("next", max_tokens=5)).text == words(5)
 
 
 def release_of(told: Told, stream: Stream) -> RequestReleased:
@@ -328,84 +320,3 @@ async def test_leaving_with_an_exception_releases_and_lets_it_pass() -> None:
         assert stream.report.is_released
         assert stream.end_reason is EndReason.CANCELLED
         await next_is_exact(supervisor)
-
-
-# --- many ------------------------------------------------------------------------------------------
-
-
-async def test_three_hundred_streams_that_were_left_early_leave_nothing() -> None:
-    async with scripted() as (supervisor, told):
-        await next_is_exact(supervisor)
-        here, dispatcher = psutil.Process(), dispatcher_of(supervisor)
-        there = psutil.Process(worker_of(supervisor).pid)
-        before = (here.num_fds(), here.num_threads(), there.num_fds(), there.num_threads())
-        for _ in range(300):
-            async with supervisor.stream("count") as stream:
-                async for _chunk in stream:
-                    break
-            assert stream.report.is_released
-        assert holds_nothing(supervisor)
-        assert (here.num_fds(), here.num_threads(), there.num_fds(), there.num_threads()) == before
-        assert len(told.of(WorkerSpawned)) == 1
-        del stream
-        gc.collect()
-        alive = [found for found in gc.get_objects() if isinstance(found, Request)]
-        assert alive == [], "a request that is over must not wait for its deadlines in memory"
-        assert dispatcher.queue_peak == 0
-        await next_is_exact(supervisor)
-
-
-async def test_fifty_submits_and_cancels_of_large_prompts_leave_every_answer_exact() -> None:
-    size = 200_000
-    options = {"mode": "echo", "slots": 4}
-    async with scripted(options, max_queue=64) as (supervisor, told):
-        wrong: list[str] = []
-
-        async def one(number: int) -> None:
-            # One huge word and a small one: the answer names its request.
-            prompt = f"{'x' * size} end{number}"
-            async with supervisor.stream(prompt, window=8) as stream:
-                if number % 2:
-                    if number % 4 == 1:
-                        stream.cancel()
-                    else:
-                        await anyio.lowlevel.checkpoint()
-                        stream.cancel()
-                    await stream.released()
-                elif await stream.text() != prompt:
-                    wrong.append(f"answer {number}")
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                for number in range(50):
-                    tasks.start_soon(one, number)
-        assert wrong == []
-        assert holds_nothing(supervisor)
-        assert len(told.of(WorkerSpawned)) == 1
-        reasons = sorted(str(event.report.end_reason) for event in told.of(RequestReleased))
-        assert reasons == ["cancelled"] * 25 + ["stop"] * 25
-        assert (await supervisor.generate("all of this again")).text == "all of this again"
-
-
-@pytest.mark.parametrize("moment", ["queued", "running"])
-async def test_killing_a_stream_goes_straight_to_the_last_rung(moment: str) -> None:
-    async with scripted({"pace_s": 0.01}) as (supervisor, told):
-        pid = worker_of(supervisor).pid
-        async with supervisor.stream("first") as first:
-            await first.__anext__()
-            async with supervisor.stream("second", max_tokens=3) as second:
-                victim: Stream = first if moment == "running" else second
-                act: Callable[[], None] = victim.kill
-                await anyio.to_thread.run_sync(act)
-                report = await victim.released()
-                assert report.end_reason is EndReason.CANCELLED
-                if moment == "running":
-                    assert report.stage is Stage.KILL
-                    assert not psutil.pid_exists(pid)
-                    assert await second.text() == words(3)
-                    assert supervisor.status().worker_pid != pid
-                else:
-                    assert report.stage is None
-                    assert worker_of(supervisor).pid == pid
-                    assert first.end_reason is None
-        assert len(told.of(WorkerSpawned)) == (2 if moment == "running" else 1)

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from infervisor import DeadlineExceeded, Deadlines, EndReason, StopGraces, Stream
+from infervisor import DeadlineExceeded, Deadlines, EndReason, Stream
 from infervisor.supervisor.events import LoadProgress
 from tests.helpers.inside import read_into, request_of, until, until_buffered, words, worker_of
 from tests.helpers.supervised import scripted
@@ -79,18 +79,16 @@ async def test_queue_stands_still_while_no_worker_is_ready() -> None:
 
 
 async def test_queue_stands_still_while_a_worker_is_being_replaced() -> None:
-    graces = StopGraces(drain_s=1.0, exit_s=1, terminate_s=1)
-    async with scripted({"pace_s": 0.02, "load_s": 0.3}, graces=graces) as (supervisor, _):
-        async with supervisor.stream("runs") as running:
+    async with scripted({"pace_s": 0.02, "load_s": 1.0}) as (supervisor, _):
+        async with supervisor.stream("runs", max_tokens=10) as running:
             await running.__anext__()
-            async with supervisor.stream("waits", max_tokens=2, deadlines=only(queue_s=0.5)) as waiting:
-                # The one that runs is given its grace, longer than the other's budget.
+            async with supervisor.stream("waits", max_tokens=2, deadlines=only(queue_s=0.9)) as waiting:
                 supervisor.restart_worker()
                 assert await waiting.text() == words(2)
                 queue_s = waiting.report.timeline.queue_s
                 assert queue_s is not None
-                assert queue_s > 1.0
-            assert running.end_reason is EndReason.WORKER_KILLED
+                assert queue_s > 1.0, "it waited for longer than its budget, but not for its turn"
+            assert running.end_reason is EndReason.LENGTH
 
 
 async def test_startup() -> None:
@@ -194,12 +192,13 @@ async def test_consumer_doesnt_run_against_a_slow_worker_a_steady_reader_or_a_wh
         async with supervisor.stream("count", max_tokens=3, deadlines=only(consumer_s=0.25)) as stream:
             assert await stream.text() == words(3)
     async with scripted() as (supervisor, _):
-        async with supervisor.stream("count", max_tokens=8, deadlines=only(consumer_s=0.4)) as stream:
+        async with supervisor.stream("count", window=4, deadlines=only(consumer_s=0.6)) as stream:
             texts: list[str] = []
-            async for chunk in stream:  # the buffer is never empty, but it is touched
-                texts.append(chunk.text)
-                with anyio.move_on_after(0.1):
+            while len(texts) < 8:  # the buffer is never empty, but it is touched
+                texts.append((await stream.__anext__()).text)
+                with anyio.move_on_after(0.15):
                     await anyio.Event().wait()
+            assert stream.end_reason is None
             assert "".join(texts) == words(8)
         async with supervisor.stream("count", max_tokens=3, deadlines=only(consumer_s=0.2)) as stream:
             await stream.released()

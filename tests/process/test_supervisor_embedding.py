@@ -288,6 +288,27 @@ async def test_the_hosts_signal_handlers_stay_as_they_are() -> None:
         signal.signal(signal.SIGUSR2, before)
 
 
+async def test_another_thread_may_look_and_cancel_but_not_ask() -> None:
+    async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+        await anext(stream)
+        found: list[object] = []
+
+        def visit() -> None:
+            found.append(supervisor.status().in_flight)
+            for use in (lambda: supervisor.stream("hello"), supervisor.restart_worker):
+                try:
+                    use()
+                except UsageError as error:
+                    found.append(error.code)
+            stream.cancel()
+
+        visitor = threading.Thread(target=visit)
+        visitor.start()
+        visitor.join(20)
+        assert found == [1, "usage", "usage"]
+        assert (await stream.released()).end_reason is EndReason.CANCELLED
+
+
 async def test_two_supervisors_in_one_loop_do_not_meet() -> None:
     async with scripted(ENDLESS) as (one, one_told), scripted(ENDLESS) as (two, two_told):
         async with one.stream("hello", max_tokens=20) as first, two.stream("hello", max_tokens=20) as second:

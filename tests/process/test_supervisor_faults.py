@@ -162,10 +162,12 @@ async def test_a_long_pause_is_not_held_against_the_step_after_it() -> None:
 
 
 async def test_a_worker_that_moves_while_its_stacks_are_written_is_spared(tmp_path: Path) -> None:
-    liveness = Liveness(hang_after_s=0.5, step_factor=4, unmeasured_s=0.5, dump_s=10)
-    async with scripted(once(tmp_path, "hang", seconds=1.5), liveness=liveness) as (supervisor, told):
-        answer = await supervisor.generate("hello", max_tokens=50)
-        assert answer.text.endswith("w49 ")
+    liveness = Liveness(hang_after_s=0.5, step_factor=4, unmeasured_s=0.5, dump_s=2)
+    options = {**once(tmp_path, "hang", seconds=1.5), "pace_s": 0.02}
+    async with scripted(options, liveness=liveness) as (supervisor, told):
+        # It goes on a second before the kill would come, and is still at it long after that.
+        answer = await supervisor.generate("hello", max_tokens=150)
+        assert answer.text.endswith("w149 ")
         assert len(told.of(WorkerHung)) == 1
         assert told.of(WorkerExited) == []
 

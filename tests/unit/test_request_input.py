@@ -193,8 +193,9 @@ def test_depth_is_bounded_even_for_what_holds_itself() -> None:
         user(content="x" * (MAX_PROMPT_BYTES + 1)),
         user(content="x" * (MAX_PROMPT_BYTES // 2)) * 3,
         user(**{"k" * (MAX_PROMPT_BYTES + 1): 1}),
+        user(tool=["x" * 158] * 99_000),
     ],
-    ids=["one", "together", "a key"],
+    ids=["one", "together", "a key", "with its headers"],
 )
 def test_messages_that_are_too_large_are_refused_here(messages: list[Any]) -> None:
     assert "at most" in refused("messages", None, messages)

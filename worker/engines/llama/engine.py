@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling, check_seed
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import ModelFacts, Opened, Outcome, Prefilled, Sampled
+from infervisor.worker.engine import ModelFacts, Opened, Outcome, Prefilled, Sampled, Stoppable
 from infervisor.worker.engines.llama.capacity import check_memory
 from infervisor.worker.engines.llama.decoder import Decoder
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog, load_library
@@ -24,8 +24,6 @@ from infervisor.worker.engines.llama.options import REPRODUCIBLE_SLICE_TOKENS, L
 from infervisor.worker.engines.llama.sampler import SamplerChain
 from infervisor.worker.engines.llama.template import ChatTemplate
 from infervisor.worker.engines.llama.tokenizer import Vocabulary
-
-T = TypeVar("T")
 
 REPLAY_SECONDS = 0.2
 """How long one step may decode delivered tokens again."""
@@ -128,7 +126,7 @@ class LlamaEngine:
             source, origin, vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos), spellings
         )
 
-    def open(self, slot: int, submit: Submit, stoppable: Callable[[Callable[[], T]], T]) -> Opened:
+    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
         """Take the request into `slot`. Raises `InvalidRequest`; the slot is then still free."""
         vocabulary, _ = self._loaded()
         if self._sequences[slot] is not None:
@@ -149,7 +147,7 @@ class LlamaEngine:
         self._sequences[slot] = _Sequence([*prompt, *delivered], len(prompt) - 1, sampler)
         return Opened(prompt_tokens=len(prompt))
 
-    def _prompt_tokens(self, submit: Submit, stoppable: Callable[[Callable[[], Any]], Any]) -> list[int]:
+    def _prompt_tokens(self, submit: Submit, stoppable: Stoppable) -> list[int]:
         vocabulary, template = self._loaded()
         if (submit.prompt is None) == (submit.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")

@@ -160,9 +160,11 @@ def _one_of(names: Mapping[str, object]) -> Check:
 
 
 def _flash(name: str, value: object) -> bool | str:
-    if not isinstance(value, bool) and value != "auto":
+    if isinstance(value, bool):
+        return value
+    if value != "auto":
         raise _bad(name, value, "true, false or 'auto'")
-    return value
+    return "auto"
 
 
 def _shares(name: str, value: object) -> tuple[float, ...]:

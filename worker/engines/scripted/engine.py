@@ -16,8 +16,15 @@ from typing import Any
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
 from infervisor.protocol.messages import Submit
-from infervisor.worker.abort import T
-from infervisor.worker.engine import AbortGranularity, ModelFacts, Opened, Outcome, Prefilled, Sampled
+from infervisor.worker.engine import (
+    AbortGranularity,
+    ModelFacts,
+    Opened,
+    Outcome,
+    Prefilled,
+    Sampled,
+    Stoppable,
+)
 from infervisor.worker.engines.scripted.faults import KINDS, Fault, Situation
 from infervisor.worker.engines.scripted.options import ScriptedOptions
 from infervisor.worker.fault_hooks import FaultHooks
@@ -84,7 +91,7 @@ class ScriptedEngine:
             extra={"model": model},
         )
 
-    def open(self, slot: int, submit: Submit, stoppable: Callable[[Callable[[], T]], T]) -> Opened:
+    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
         """Take a request. A chat's prompt is the texts of its messages, one a line."""
         prompt = submit.prompt
         if prompt is None:
@@ -110,7 +117,7 @@ class ScriptedEngine:
         self._opened += 1
         if self._options.open_s:
             until = time.monotonic() + self._options.open_s
-            stoppable(lambda: _spin(until))  # type: ignore[arg-type,return-value]
+            stoppable(lambda: _spin(until))
         self._scripts[slot] = script
         return Opened(prompt_tokens)
 
