@@ -93,7 +93,8 @@ class Report:
         ]
         if timeline.tokens_per_s is not None:
             parts.append(f"{timeline.tokens_per_s:.1f} tokens/s")
-        parts.append(f"{self.usage.completion_tokens} tokens")
+        # Without the worker's last word, what arrived is what is known.
+        parts.append(f"{max(self.usage.completion_tokens, timeline.tokens)} tokens")
         parts.append(str(self.end_reason or "running"))
         return " · ".join(parts)
 

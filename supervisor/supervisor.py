@@ -8,7 +8,6 @@ that a cancelled host still releases what it used; closing ends them.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,21 +17,17 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import (
-    ConfigurationError,
     InfervisorError,
-    InvalidRequest,
-    LocalProtocolError,
     ShuttingDown,
     UsageError,
 )
 from infervisor.protocol.machines.slot import SlotPhase
-from infervisor.protocol.messages import Load
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
 from infervisor.supervisor.environment import worker_environment
+from infervisor.supervisor.launch import interpreter, load_message, model_path
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.model_identity import FileIdentity, change_between, identity_of
 from infervisor.supervisor.notice import Notice
@@ -91,11 +86,11 @@ class Supervisor:
         self._user_event = on_event or (lambda event: None)
         # Resolved once, so that a later chdir changes nothing; links are kept, since shards find each other
         # by the names beside them.
-        self._path = _model_path(model, engine)
+        self._path = model_path(model, engine)
         self._worker_settings = WorkerSettings(
-            command=(_interpreter(python), "-P", "-m", "infervisor.worker"),
+            command=(interpreter(python), "-P", "-m", "infervisor.worker"),
             environment=worker_environment(os.environ, env or {}),
-            load=_load_message(engine, self._path, options or {}),
+            load=load_message(engine, self._path, options or {}),
             startup_s=self._deadlines.startup_s,
             graces=graces or StopGraces(),
             liveness=liveness or Liveness(),
@@ -371,45 +366,3 @@ class Supervisor:
 
     def _require_usable(self) -> None:
         self._check_usable()
-
-
-def _model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
-    if model is None:
-        if engine == "llama":
-            raise ConfigurationError(
-                "name a model: the path of a .gguf file, or default_model() for the embedded default"
-            )
-        return None
-    path = os.fspath(model)
-    if not isinstance(path, str):
-        raise ConfigurationError(f"the model must be a path as text, not {path!r:.80}")
-    if not path or "\0" in path:
-        raise ConfigurationError(f"the model path {path!r:.80} is empty or holds a NUL character")
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(
-            f"the model path {path!a:.200} isn't valid UTF-8: rename the file or link to it"
-        ) from None
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _interpreter(python: str | os.PathLike[str] | None) -> str:
-    if python is not None:
-        return os.fspath(python) if os.sep not in os.fspath(python) else os.path.abspath(os.fspath(python))
-    if not sys.executable:
-        raise ConfigurationError("this host has no interpreter of its own: name one with python=")
-    return sys.executable
-
-
-def _load_message(engine: object, model: str | None, options: Mapping[str, Any]) -> Load:
-    if not isinstance(engine, str) or not engine:
-        raise ConfigurationError(f"engine must be a name such as 'llama', not {engine!r:.80}")
-    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise ConfigurationError(f"options must map names to values, not {options!r:.80}")
-    load = Load(engine, model, dict(options))
-    try:
-        encode(load)
-    except (LocalProtocolError, InvalidRequest) as error:
-        raise ConfigurationError(f"options can't be sent to the worker: {error}") from error
-    return load

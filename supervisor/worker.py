@@ -7,7 +7,7 @@ between its awaits, all in the loop's thread; decisions come from the process ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any, Protocol
@@ -431,6 +431,3 @@ class Worker:
     def sample(self, now: int) -> Sample | None:
         """Return memory and CPU time as psutil sees them."""
         return self.process.sample(now)
-
-
-MakeWorker = Callable[[], Worker]

@@ -81,11 +81,18 @@ Outcome = Prefilled | Sampled
 
 
 class LoadRefused(Exception):
-    """`load` can't succeed. code: stable name; permanent: trying again without a change is pointless."""
+    """`load` can't succeed.
 
-    def __init__(self, message: str, code: str = "model_load", *, permanent: bool = True) -> None:
+    code: stable name. detail: what the library logged about it. permanent: trying again without a change is
+    pointless.
+    """
+
+    def __init__(
+        self, message: str, code: str = "model_load", *, detail: str = "", permanent: bool = True
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.detail = detail
         self.permanent = permanent
 
 

@@ -66,15 +66,15 @@ def load(message: Load, outbox: Outbox, hooks: FaultHooks) -> tuple[Engine, Mode
         facts = engine.load(message.model, message.options, ProgressReporter(outbox))
         outbox.send(Ready(time.monotonic_ns(), facts.fingerprint, _plain(facts)))
     except LoadRefused as error:
-        _fail(outbox, error.code, str(error), error, error.permanent)
+        _fail(outbox, error.code, str(error), error.detail, error.permanent)
     except ImportError as error:
-        _fail(outbox, "engine_import", _import_advice(message.engine, error), error, True)
+        _fail(outbox, "engine_import", _import_advice(message.engine, error), _trace(error), True)
     except LocalProtocolError as error:
         text = f"the facts of engine {message.engine} can't be sent: {error}"
-        _fail(outbox, "engine_error", text, error, True)
+        _fail(outbox, "engine_error", text, _trace(error), True)
     except Exception as error:
         text = f"engine {message.engine} failed to load {message.model}: {type(error).__name__}: {error}"
-        _fail(outbox, "engine_error", text, error, False)
+        _fail(outbox, "engine_error", text, _trace(error), False)
     else:
         return engine, facts
     return None
@@ -95,15 +95,18 @@ def _import_advice(engine: str, error: ImportError) -> str:
     )
 
 
-def _fail(outbox: Outbox, code: str, message: str, error: Exception, permanent: bool) -> None:
-    trace = "".join(traceback.format_exception(error))
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _fail(outbox: Outbox, code: str, message: str, detail: str, permanent: bool) -> None:
     print(f"worker: {message}", file=sys.stderr, flush=True)
     outbox.send(
         Failed(
             time.monotonic_ns(),
             code,
             sendable(message)[:MESSAGE_CHARACTERS],
-            sendable(trace)[-DETAIL_CHARACTERS:],
+            sendable(detail)[-DETAIL_CHARACTERS:],
             permanent,
         )
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         ModelLoadError,
         Overloaded,
+        Poisoned,
         ProtocolError,
         RequestCancelled,
         RequestError,
@@ -48,7 +49,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "AdmissionError", "ConfigurationError", "DeadlineExceeded", "EngineError", "InfervisorError",
-            "InvalidRequest", "ModelLoadError", "Overloaded", "ProtocolError", "RequestCancelled",
+            "InvalidRequest", "ModelLoadError", "Overloaded", "Poisoned", "ProtocolError", "RequestCancelled",
             "RequestError", "ShuttingDown", "Unavailable", "UsageError", "WorkerDied", "WorkerError",
             "WorkerSpawnError", "WorkerUnresponsive",
         ),
@@ -70,7 +71,8 @@ __all__ = [  # noqa: RUF022
     "Stage",    "Deadlines", "Escalation", "Liveness", "RestartPolicy", "StopGraces", "Event", "default_model",
     "InfervisorError", "ConfigurationError", "UsageError", "ProtocolError", "AdmissionError", "Overloaded",
     "ShuttingDown", "Unavailable", "InvalidRequest", "RequestError", "RequestCancelled", "DeadlineExceeded",
-    "EngineError", "WorkerError", "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive", "WorkerDied",
+    "EngineError", "Poisoned", "WorkerError", "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive",
+    "WorkerDied",
 ]  # fmt: skip
 
 

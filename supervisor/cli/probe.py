@@ -58,6 +58,7 @@ async def probe(settings: ProbeSettings) -> ExitCode:
     diagnostics = Diagnostics(stderr, verbose=settings.verbose)
     show = _Lines(stdout, as_json=settings.json)
     interrupts = Interrupts(lambda line: diagnostics.line(f"supervise: {line}"))
+    code = ExitCode.INTERNAL
     async with anyio.create_task_group() as tasks:
         await tasks.start(interrupts.watch_signals)
         tasks.start_soon(interrupts.watch_reader, stdout)

@@ -69,6 +69,7 @@ async def run(settings: RunSettings) -> ExitCode:
     else:
         show = ForPeople(stdout, diagnostics, quiet=settings.quiet)
     interrupts = Interrupts(show.note)
+    code = ExitCode.INTERNAL
     async with anyio.create_task_group() as tasks:
         await tasks.start(interrupts.watch_signals)
         tasks.start_soon(interrupts.watch_reader, stdout)

@@ -9,14 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import psutil
 import pytest
 
 from infervisor import (
-    Deadlines,
     EndReason,
-    ModelLoadError,
     RestartPolicy,
     Stage,
     StopGraces,
@@ -24,7 +21,6 @@ from infervisor import (
     Supervisor,
     Unavailable,
     WorkerDied,
-    WorkerSpawnError,
     WorkerUnresponsive,
 )
 from infervisor.protocol.machines.process import DeathCause
@@ -39,7 +35,7 @@ from infervisor.supervisor.events import (
     WorkerHung,
     WorkerSpawned,
 )
-from tests.helpers.supervised import QUICK_LIVENESS, Told, scripted
+from tests.helpers.supervised import QUICK_LIVENESS, scripted
 from tests.helpers.waiting import is_gone, until, wait_gone
 
 pytestmark = pytest.mark.anyio
@@ -158,7 +154,7 @@ async def test_a_worker_that_exits_by_itself_is_named_by_its_code(phase: str, tm
 async def test_a_request_that_waits_is_not_given_to_a_worker_that_is_dead(tmp_path: Path) -> None:
     bomb = {"at": "decode", "prompt_contains": "bomb"}
     faults = [
-        {**bomb, "after": 2, "kind": "hang", "seconds": 0.3, "once_file": str(tmp_path / "hang")},
+        {**bomb, "after": 2, "kind": "hang", "seconds": 1.5, "once_file": str(tmp_path / "hang")},
         {**bomb, "after": 20, "kind": "exit", "once_file": str(tmp_path / "exit")},
     ]
     async with scripted({"slots": 2, "faults": faults}) as (supervisor, told):
@@ -241,100 +237,6 @@ async def test_a_kill_from_outside_in_the_tick_of_a_cancel_raises_nothing() -> N
             assert report.end_reason is EndReason.CANCELLED
             assert report.is_released
             await until(lambda: supervisor.status().worker == "ready")
-
-
-# --- starting ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("phase", ["import", "load", "warm_up"])
-async def test_a_worker_that_crashes_at_every_start_opens_the_breaker(phase: str) -> None:
-    told = Told()
-    options = {"faults": [{"at": phase, "kind": "segfault"}]}
-    restart = RestartPolicy(max_failed_starts=2, backoff_initial_s=0.01, cooldown_s=60)
-    with pytest.raises(WorkerDied, match=r"while loading the model: SIGSEGV\(-11\)") as caught:
-        async with Supervisor(engine="scripted", options=options, on_event=told, restart=restart):
-            pytest.fail("it became ready")
-    assert "Fatal Python error: Segmentation fault" in caught.value.output_tail
-    assert len(told.of(WorkerSpawned)) == len(told.of(WorkerExited)) == 3
-    opened = told.of(BreakerOpened)
-    assert [event.cooldown_s for event in opened] == [60]
-    assert "SIGSEGV" in opened[0].reason
-
-
-async def test_a_permanent_refusal_opens_the_breaker_at_once() -> None:
-    told = Told()
-    fault = {"at": "load", "kind": "load_refused", "code": "odd_model", "message": "no\x1b[2J good"}
-    with pytest.raises(ModelLoadError) as caught:
-        async with Supervisor(engine="scripted", options={"faults": [fault]}, on_event=told):
-            pytest.fail("it became ready")
-    assert (caught.value.code, str(caught.value)) == ("odd_model", r"no\x1b[2J good")
-    assert "LoadRefused" in caught.value.detail
-    assert "\x1b" not in caught.value.detail
-    assert len(told.of(WorkerSpawned)) == 1
-    assert told.of(WorkerExited)[0].cause is DeathCause.LOAD_FAILED
-
-
-async def test_an_unknown_engine_is_refused_by_name() -> None:
-    with pytest.raises(ModelLoadError, match="no engine 'nonesuch'") as caught:
-        async with Supervisor(engine="nonesuch"):
-            pytest.fail("it became ready")
-    assert caught.value.code == "unknown_engine"
-
-
-@pytest.mark.parametrize("healed", [True, False])
-async def test_after_the_cool_down_a_request_tries_one_start(healed: bool, tmp_path: Path) -> None:
-    once = str(tmp_path / "once")
-    fault: dict[str, Any] = {"at": "load", "kind": "load_refused", "message": "not today"}
-    if healed:
-        fault["once_file"] = once
-    async with scripted({"faults": [fault]}, wait_until_ready=False) as (supervisor, told):
-        opened = await told.wait_for(BreakerOpened)
-        with pytest.raises(Unavailable, match="not today"):
-            await supervisor.generate("hello")
-        with pytest.raises(ModelLoadError):
-            await supervisor.wait_ready()
-        assert len(told.of(WorkerSpawned)) == 1
-        await anyio.sleep(opened.cooldown_s)
-        if healed:
-            await answers(supervisor)
-            assert supervisor.status().slot == "running"
-        else:
-            with pytest.raises(Unavailable, match="not today") as caught:
-                await supervisor.generate("hello")
-            assert caught.value.report.end_reason is EndReason.UNAVAILABLE
-            assert len(told.of(BreakerOpened)) == 2
-        assert len(told.of(WorkerSpawned)) == 2
-        assert supervisor.status().restarts == {}
-
-
-async def test_a_breaker_that_is_open_is_closed_by_hand(tmp_path: Path) -> None:
-    fault = {"at": "load", "kind": "load_refused", "once_file": str(tmp_path / "once")}
-    restart = RestartPolicy(cooldown_s=600)
-    async with scripted({"faults": [fault]}, wait_until_ready=False, restart=restart) as (supervisor, told):
-        await told.wait_for(BreakerOpened)
-        supervisor.restart_worker()
-        await supervisor.wait_ready()
-        await answers(supervisor)
-
-
-async def test_a_load_that_hangs_is_ended_by_its_deadline() -> None:
-    told = Told()
-    options = {"faults": [{"at": "load", "kind": "hang"}]}
-    with pytest.raises(WorkerUnresponsive, match=r"made no progress while loading the model for 2 s"):
-        async with Supervisor(
-            engine="scripted", options=options, on_event=told, deadlines=Deadlines(startup_s=2),
-            restart=RestartPolicy(max_failed_starts=0),
-        ):  # fmt: skip
-            pytest.fail("it became ready")
-    assert [event.cause for event in told.of(WorkerExited)] == [DeathCause.STARTUP_TIMEOUT]
-
-
-async def test_a_load_may_take_longer_than_its_deadline_while_it_progresses() -> None:
-    options = {"load_s": 4.0, "load_steps": 40}
-    async with scripted(options, deadlines=Deadlines(startup_s=2.0)) as (supervisor, told):
-        assert told.of(WorkerBecameReady)[0].startup_s > 3.9
-        assert told.of(WorkerExited) == []
-        await answers(supervisor)
 
 
 # --- what is counted and told --------------------------------------------------------------------------
@@ -458,12 +360,3 @@ async def test_a_hundred_requests_and_twenty_deaths_cost_no_descriptor_and_no_th
                 await answers(supervisor)
         assert (parent.num_fds(), len(parent.children(recursive=True))) == before
         assert parent.num_threads() <= threads
-
-
-async def test_a_worker_that_cannot_be_started_is_no_loop() -> None:
-    told = Told()
-    with pytest.raises(WorkerSpawnError, match=r"'/nonexistent/python'.*python="):
-        async with Supervisor(engine="scripted", python="/nonexistent/python", on_event=told):
-            pytest.fail("it became ready")
-    assert told.of(WorkerSpawned) == []
-    assert len(told.of(BreakerOpened)) == 1

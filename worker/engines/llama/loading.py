@@ -57,10 +57,12 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 
 def _refusal(log: NativeLog, subject: str, fallback: str) -> LoadRefused:
     tail = log.tail()
+    # The first line is nearest to the cause; what follows it is how the failure was passed on.
+    said = tail.partition("\n")[0] or "nothing more"
     for pattern, code, text in _REASONS:
         if re.search(pattern, tail, re.IGNORECASE):
-            return LoadRefused(f"{subject} {text}. llama.cpp says:\n{tail}", code)
-    return LoadRefused(f"{subject} {fallback}. llama.cpp says:\n{tail or 'nothing'}", "model_load")
+            return LoadRefused(f"{subject} {text} (llama.cpp says: {said})", code, detail=tail)
+    return LoadRefused(f"{subject} {fallback} (llama.cpp says: {said})", "model_load", detail=tail)
 
 
 def load_model(

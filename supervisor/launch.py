@@ -1,0 +1,57 @@
+"""What a worker is started with, from what the user passed: checked, and resolved once. No process here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from infervisor.protocol.codec import encode
+from infervisor.protocol.errors import ConfigurationError, InvalidRequest, LocalProtocolError
+from infervisor.protocol.messages import Load
+
+
+def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
+    """Return the absolute path as text, links kept. Raises `ConfigurationError`; None only without a model."""
+    if model is None:
+        if engine == "llama":
+            raise ConfigurationError(
+                "name a model: the path of a .gguf file, or default_model() for the embedded default"
+            )
+        return None
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        raise ConfigurationError(f"the model must be a path as text, not {path!r:.80}")
+    if not path or "\0" in path:
+        raise ConfigurationError(f"the model path {path!r:.80} is empty or holds a NUL character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the model path {path!a:.200} isn't valid UTF-8: rename the file or link to it"
+        ) from None
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def interpreter(python: str | os.PathLike[str] | None) -> str:
+    """Return the interpreter for the worker: a path made absolute, or a name for the search path."""
+    if python is not None:
+        return os.fspath(python) if os.sep not in os.fspath(python) else os.path.abspath(os.fspath(python))
+    if not sys.executable:
+        raise ConfigurationError("this host has no interpreter of its own: name one with python=")
+    return sys.executable
+
+
+def load_message(engine: object, model: str | None, options: Mapping[str, Any]) -> Load:
+    """Return the message that tells a worker what to load. Raises `ConfigurationError` if it can't be sent."""
+    if not isinstance(engine, str) or not engine:
+        raise ConfigurationError(f"engine must be a name such as 'llama', not {engine!r:.80}")
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise ConfigurationError(f"options must map names to values, not {options!r:.80}")
+    load = Load(engine, model, dict(options))
+    try:
+        encode(load)
+    except (LocalProtocolError, InvalidRequest) as error:
+        raise ConfigurationError(f"options can't be sent to the worker: {error}") from error
+    return load

@@ -1,0 +1,238 @@
+"""Ends that the host wants or suffers: stopping, leaving early, cancellation, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from infervisor import (
+    EndReason,
+    ShuttingDown,
+    StopGraces,
+    Supervisor,
+    UsageError,
+)
+from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor.events import LoadProgress, WorkerExited
+from tests.helpers.host_process import complaints, host
+from tests.helpers.supervised import QUICK_GRACES, scripted
+from tests.helpers.waiting import is_gone
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = {"pace_s": 0.005}
+
+
+async def answers(supervisor: Supervisor) -> int:
+    """Return the pid of the worker that answers a short request."""
+    answer = await supervisor.generate("hello", max_tokens=3)
+    assert answer.text == "w0 w1 w2 "
+    assert answer.report.worker_pid is not None
+    return answer.report.worker_pid
+
+
+def only_worker() -> int:
+    """Return the pid of the one child that this process has."""
+    (child,) = psutil.Process().children()
+    return child.pid
+
+
+# --- stopping ------------------------------------------------------------------------------------------
+
+
+async def test_stopping_ends_a_stream_that_is_being_read() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        async with supervisor.stream("hello") as stream:
+            await anext(stream)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.stop)
+                with pytest.raises(ShuttingDown) as caught:
+                    await stream.text()
+            assert caught.value.report.end_reason is EndReason.SHUTTING_DOWN
+            assert stream.report.is_released
+        (exited,) = told.of(WorkerExited)
+        assert (exited.cause, exited.status) == (DeathCause.STOPPED, "exit code 0")
+        assert is_gone(exited.pid)
+
+
+async def test_stopping_while_the_model_loads_ends_what_waits() -> None:
+    async with scripted({"load_s": 60}, wait_until_ready=False) as (supervisor, told):
+        async with supervisor.stream("hello") as stream:
+            await told.wait_for(LoadProgress, lambda event: event.phase == "load")
+            await supervisor.stop()
+            with pytest.raises(ShuttingDown):
+                await stream.text()
+        (exited,) = told.of(WorkerExited)
+        assert (exited.cause, exited.status) == (DeathCause.STOPPED, "SIGTERM(-15)")
+        assert exited.seconds < 5
+
+
+async def test_stopping_right_after_the_spawn() -> None:
+    async with scripted(wait_until_ready=False) as (supervisor, told):
+        await supervisor.stop()
+        assert [event.cause for event in told.of(WorkerExited)] == [DeathCause.STOPPED]
+
+
+async def test_stopping_twice_and_by_two_tasks_returns_when_the_worker_is_gone() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        pid = supervisor.status().worker_pid
+        assert pid is not None
+        gone: list[bool] = []
+
+        async def stop() -> None:
+            await supervisor.stop()
+            gone.append(is_gone(pid))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            tasks.start_soon(stop)
+        await stop()
+        assert gone == [True] * 3
+        assert len(told.of(WorkerExited)) == 1
+        assert supervisor.status().slot == "stopped"
+        for use in (lambda: supervisor.stream("hello"), supervisor.restart_worker):
+            with pytest.raises(ShuttingDown):
+                use()
+        with pytest.raises(ShuttingDown):
+            await supervisor.generate("hello")
+        with pytest.raises(ShuttingDown):
+            await supervisor.wait_ready()
+    with pytest.raises(UsageError, match="entered before"):
+        await supervisor.__aenter__()
+
+
+async def test_a_stream_that_was_made_before_and_entered_after_the_stop_is_refused() -> None:
+    async with scripted() as (supervisor, _):
+        stream = supervisor.stream("hello")
+        await supervisor.stop()
+        with pytest.raises(ShuttingDown):
+            await anext(stream)
+
+
+# --- leaving early -------------------------------------------------------------------------------------
+
+
+async def test_an_exception_in_the_host_comes_out_as_it_is() -> None:
+    async def guest() -> None:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            await anext(stream)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await guest()
+
+
+async def test_a_host_that_runs_out_of_time_leaves_nothing() -> None:
+    pid = 0
+    with anyio.move_on_after(5) as scope:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            await anext(stream)
+            pid = only_worker()
+            scope.deadline = anyio.current_time()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("options", [{}, {"load_s": 60}])
+async def test_entering_that_is_cancelled_at_any_moment_leaves_nothing(options: dict[str, Any]) -> None:
+    for step in range(20):
+        with anyio.move_on_after(step * 0.0025):
+            async with Supervisor(engine="scripted", options=options, graces=QUICK_GRACES):
+                pass
+        assert psutil.Process().children() == []
+
+
+def test_a_task_that_is_cancelled_natively_leaves_nothing() -> None:
+    async def guest(entered: asyncio.Event) -> None:
+        async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
+            async for _ in stream:
+                entered.set()
+
+    async def main() -> int:
+        entered = asyncio.Event()
+        task = asyncio.create_task(guest(entered))
+        await asyncio.wait_for(entered.wait(), 20)
+        pid = only_worker()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 20)
+        return pid
+
+    assert is_gone(asyncio.run(main()))
+
+
+def test_entering_that_is_cancelled_natively_at_any_moment_leaves_nothing() -> None:
+    async def guest() -> None:
+        async with Supervisor(engine="scripted", options={"load_s": 60}, graces=QUICK_GRACES):
+            pytest.fail("it became ready")
+
+    async def main() -> None:
+        for step in range(20):
+            task = asyncio.create_task(guest())
+            await asyncio.sleep(step * 0.0025)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 20)
+            assert psutil.Process().children() == []
+
+    asyncio.run(main())
+
+
+def test_a_second_native_cancel_during_the_stop_kills_at_once() -> None:
+    stopping = asyncio.Event()
+    options = {"faults": [{"at": "decode", "after": 2, "kind": "hang_gil"}]}
+
+    async def guest() -> None:
+        graces = StopGraces(drain_s=300, exit_s=300, terminate_s=300)
+        async with Supervisor(engine="scripted", options=options, graces=graces) as supervisor:
+            stream = supervisor.stream("hello")
+            await anext(stream)
+            stopping.set()
+            await supervisor.stop()
+
+    async def main() -> int:
+        task = asyncio.create_task(guest())
+        await asyncio.wait_for(stopping.wait(), 20)
+        pid = only_worker()
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 20)
+        return pid
+
+    assert is_gone(asyncio.run(main()))
+
+
+KEYBOARD = """
+import sys
+import anyio
+from infervisor import Supervisor
+
+async def main():
+    async with Supervisor(engine="scripted", options={"pace_s": 0.005}) as supervisor:
+        async with supervisor.stream("hello") as stream:
+            async for chunk in stream:
+                if chunk.index == 3:
+                    print(supervisor.status().worker_pid, flush=True)
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+async def test_ctrl_c_in_the_host_ends_the_worker(anyio_backend: str) -> None:
+    with host(KEYBOARD, anyio_backend) as program:
+        pid = int(program.line())
+        program.signal(signal.SIGINT)
+        code, said, errors = program.finish()
+        assert (code, said, complaints(errors)) == (0, "interrupted\n", [])
+        assert is_gone(pid)
