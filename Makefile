@@ -36,7 +36,7 @@ run: $(DEMO)
 	@printf '%s' "$$PROMPT" | $(BIN)/supervise run $${MODEL:+--model "$$MODEL"}
 
 test: $(DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 check: test lint
 

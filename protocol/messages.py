@@ -191,7 +191,7 @@ class Shutdown(Message):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """The first frame. versions: name → version of python, infervisor, msgpack and the model library."""
+    """The first frame. versions: name → version of python, infervisor and msgpack."""
 
     name: ClassVar[str] = "hello"
     t_ns: int = field(metadata=_wire(_is_u64))

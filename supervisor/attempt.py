@@ -25,7 +25,6 @@ from infervisor.protocol.machines.attempt import (
     StopClock,
     TokensArrived,
 )
-from infervisor.protocol.machines.table import NoSuchRow
 from infervisor.protocol.messages import Credit, Ended, Message, Released, Started, Tokens
 from infervisor.supervisor.report import ErrorInfo, Usage
 from infervisor.supervisor.request import Chunk, Request
@@ -44,6 +43,10 @@ _REASON_OF = {
 
 class AttemptOwner(Protocol):
     """What an attempt tells the dispatcher."""
+
+    def attempt_started(self, request: Request) -> None:
+        """Its prompt sits in a slot."""
+        ...
 
     def attempt_finished(self, request: Request, reason: EndReason) -> None:
         """The worker ended it by itself."""
@@ -72,10 +75,11 @@ class Attempt:
 
     def step(self, event: object, now: int) -> None:
         """Apply an event. Raises `RemoteProtocolError` if the worker may not do that now."""
-        try:
-            self.state, effects = ATTEMPT.step(self.state, event, now)
-        except NoSuchRow as error:
-            raise RemoteProtocolError(f"attempt {self.id}: {error}") from error
+        if not ATTEMPT.allows(self.state, event):
+            raise RemoteProtocolError(
+                f"attempt {self.id}: {type(event).__name__} can't happen while {self.state.phase}"
+            )
+        self.state, effects = ATTEMPT.step(self.state, event, now)
         clocks = self.request.clocks
         for effect in effects:
             match effect:
@@ -95,6 +99,7 @@ class Attempt:
         request = self.request
         request.timeline.started_ns = now
         request.usage = Usage(prompt_tokens=message.prompt_tokens, cached_tokens=message.cached_tokens)
+        self._owner.attempt_started(request)
 
     def on_tokens(self, message: Tokens, now: int) -> None:
         """Tokens were computed."""

@@ -21,12 +21,12 @@ from infervisor.protocol.machines import request as r
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.machines.slot import WorkerReady, WorkerWanted
 from infervisor.protocol.messages import Log, Progress
+from infervisor.protocol.quoting import printable_lines
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.end_errors import error_of, sentence_of
 from infervisor.supervisor.exit_report import ExitReport
-from infervisor.supervisor.output_ring import printable
 from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import RequestInput
@@ -265,6 +265,7 @@ class Dispatcher:
             worker.cancel_in_band(attempt, now)
         elif stage is Stage.SIGNAL:
             self.emit(events.CancelEscalated(request.id, stage))
+            request.signalled_ns = now
             worker.cancel_by_signal(attempt)
         else:
             self.emit(events.CancelEscalated(request.id, stage))
@@ -276,6 +277,10 @@ class Dispatcher:
         return sum(rung.grace_ns(longest_ns) for rung in self._rungs)
 
     # --- what attempts tell ----------------------------------------------------------------------
+
+    def attempt_started(self, request: Request) -> None:
+        """The worker begins to read its prompt."""
+        self.emit(events.RequestStarted(request.id, request.usage.prompt_tokens))
 
     def attempt_finished(self, request: Request, reason: EndReason) -> None:
         """The worker ended it by itself."""
@@ -290,8 +295,11 @@ class Dispatcher:
         """Its place is free: complete the report and give the place away."""
         request = attempt.request
         self.attempts.pop(request.id, None)
-        if self.slot.worker is not None:
-            self.slot.worker.free(attempt)
+        worker = self.slot.worker
+        if worker is not None:
+            if _only_the_signal_was_heard(request):
+                worker.retire(DeathCause.DEAF)
+            worker.free(attempt)
         self._released(request, now)
         self.pump()
 
@@ -324,7 +332,7 @@ class Dispatcher:
 
     def worker_logged(self, worker: Worker, message: Log) -> None:
         """It told something."""
-        text = printable(message.text.encode("utf-8", "replace"))
+        text = printable_lines(message.text)
         self.emit(events.WorkerLogged(worker.pid, message.level, text))
 
     def worker_exited(self, worker: Worker, report: ExitReport) -> None:
@@ -396,3 +404,9 @@ class Dispatcher:
         for request in list(self.requests.values()):
             self.abandon(request, EndReason.SHUTTING_DOWN)
         self.slot.stop()
+
+
+def _only_the_signal_was_heard(request: Request) -> bool:
+    """Whether the worker noticed a cancel no sooner than the signal: then it doesn't read its control pipe."""
+    noticed_ns = request.timeline.cancel_noticed_ns
+    return request.signalled_ns is not None and noticed_ns is not None and noticed_ns >= request.signalled_ns

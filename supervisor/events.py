@@ -89,6 +89,14 @@ class RequestQueued:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """The worker took a request into a slot and begins to read its prompt."""
+
+    request_id: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelEscalated:
     """A cancel reached this stage of its ladder."""
 
@@ -138,6 +146,7 @@ Event = (
     | RestartScheduled
     | BreakerOpened
     | RequestQueued
+    | RequestStarted
     | CancelEscalated
     | ReleaseLate
     | RequestReleased

@@ -14,7 +14,7 @@ from infervisor.protocol.errors import (
 )
 from infervisor.protocol.machines.process import DeathCause, ProcessPhase
 from infervisor.protocol.messages import Failed
-from infervisor.supervisor.output_ring import printable
+from infervisor.protocol.quoting import printable_lines
 from infervisor.supervisor.process import ExitStatus
 
 _SIGNAL_HINTS = {
@@ -65,7 +65,7 @@ class ExitReport:
     def message(self) -> str:
         """What happened, to what, and what to do next."""
         if self.failed is not None:
-            return printable(self.failed.message.encode("utf-8", "replace"))
+            return printable_lines(self.failed.message)
         if self.lacks_package:
             missing = self.output_tail.rsplit("No module named", 1)[1].splitlines()[0].strip(" )")
             return (
@@ -75,6 +75,10 @@ class ExitReport:
         doing = _DOING.get(self.during, "")
         if self.cause is DeathCause.UNRESPONSIVE:
             return f"the worker stood still {doing} and was killed; its stacks are in the output"
+        if self.cause is DeathCause.DEAF:
+            return (
+                "the worker took a cancel only past its control pipe, which it no longer read, and was killed"
+            )
         if self.cause is DeathCause.STARTUP_TIMEOUT:
             return f"the worker made no progress {doing} for {self.startup_s:g} s and was killed"
         if self.cause is DeathCause.PROTOCOL_ERROR:
@@ -94,7 +98,7 @@ class ExitReport:
             return ModelLoadError(self.message, "interpreter_without_package", self.output_tail)
         if self.cause is DeathCause.PROTOCOL_ERROR:
             return RemoteProtocolError(self.message)
-        if self.cause in (DeathCause.UNRESPONSIVE, DeathCause.STARTUP_TIMEOUT):
+        if self.cause in (DeathCause.UNRESPONSIVE, DeathCause.DEAF, DeathCause.STARTUP_TIMEOUT):
             return WorkerUnresponsive(self.message)
         return WorkerDied(
             self.message,
@@ -102,8 +106,3 @@ class ExitReport:
             signal_name=self.status.signal_name,
             output_tail=self.output_tail,
         )
-
-
-def printable_lines(text: str) -> str:
-    """Return `text` with its lines kept and every other control character escaped."""
-    return "\n".join(printable(line.encode("utf-8", "replace")) for line in text.splitlines())

@@ -25,13 +25,14 @@ def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
         raise ConfigurationError(f"the model must be a path as text, not {path!r:.80}")
     if not path or "\0" in path:
         raise ConfigurationError(f"the model path {path!r:.80} is empty or holds a NUL character")
+    # As bytes: under an ASCII locale the name of the current folder can't be had as text.
+    raw = os.path.abspath(os.path.expanduser(path.encode("utf-8", "surrogateescape")))
     try:
-        path.encode()
-    except UnicodeEncodeError:
+        return raw.decode()
+    except UnicodeDecodeError:
         raise ConfigurationError(
-            f"the model path {path!a:.200} isn't valid UTF-8: rename the file or link to it"
+            f"the model path {raw!r:.200} isn't valid UTF-8: rename the file or folder, or link to it"
         ) from None
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def interpreter(python: str | os.PathLike[str] | None) -> str:

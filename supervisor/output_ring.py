@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from infervisor.protocol.quoting import printable
+
 MAX_LINES = 200
 MAX_LINE_BYTES = 4096
 TAIL_LINES = 60
 """What reports carry: the stacks of a crash take about thirty lines, and what led to it stands before them."""
-
-
-def printable(raw: bytes) -> str:
-    """Return `raw` as text in which no control character can reach a terminal."""
-    text = raw.decode("utf-8", errors="backslashreplace")
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 class OutputRing:
@@ -44,4 +40,4 @@ class OutputRing:
     def tail(self, lines: int = TAIL_LINES) -> str:
         """Return the last lines, oldest first, escaped."""
         kept = [*self._lines, *([bytes(self._open)] if self._open else [])][-lines:]
-        return "\n".join(printable(line.rstrip(b"\r")) for line in kept)
+        return "\n".join(printable(line.rstrip(b"\r").decode(errors="backslashreplace")) for line in kept)

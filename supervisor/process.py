@@ -1,8 +1,8 @@
 """The only file that touches pids: spawn, wait, signal, collect.
 
-A process is watched through a pidfd, or by a waiting thread where there is none. Its exit is seen first and
-collected later, on purpose: until it is collected the pid can't belong to a stranger, so signals are safe,
-and afterwards none is sent.
+A process is watched through a pidfd, or by looking at it now and then where there is none. Its exit is seen
+first and collected later, on purpose: until it is collected the pid can't belong to a stranger, so signals
+are safe, and afterwards none is sent.
 
 It is spawned in the calling thread and never in a pool: on Linux the parent-death signal follows the thread.
 """
@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
-import anyio.to_thread
 import psutil
 
 from infervisor.protocol.errors import WorkerSpawnError
 
 FRAMES_PIPE_BYTES = 1 << 20
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +124,27 @@ class WorkerProcess:
         if self._pidfd is not None:
             await anyio.wait_readable(self._pidfd)
             return
-        pid = self.pid
-
-        def look() -> None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-        await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+        while not self.has_exited():  # noqa: ASYNC110 - nothing would set an event
+            await anyio.sleep(POLL_S)
 
     def has_exited(self) -> bool:
         """Whether its exit could be seen now, even if nobody has been woken by it yet."""
         if self.status is not None:
             return True
         try:
-            return self._look() is not None
+            return self._look()
         except ChildProcessError:
             return True
 
-    def _look(self) -> object:
-        # Not on macOS before Python 3.13.
-        waitid = getattr(os, "waitid", None)
-        return None if waitid is None else waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    def _look(self) -> bool:
+        """Whether it is a zombie. Raises `ChildProcessError` if somebody else collected it."""
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        # macOS before Python 3.13.
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            raise ChildProcessError(f"process {self.pid} was collected") from None
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, unless it was collected."""

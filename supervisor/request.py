@@ -56,6 +56,7 @@ class Request:
         self.usage = Usage()
         self.ladder: Ladder | None = None
         self.stage: Stage | None = None
+        self.signalled_ns: int | None = None
         self.error: ErrorInfo | None = None
         self.make_error: Callable[[], InfervisorError] | None = None
         self.warnings: list[str] = []

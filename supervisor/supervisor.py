@@ -1,7 +1,7 @@
 """`Supervisor`: the front door. Owns the tasks of one supervised model and nothing global.
 
 Everything runs in the event loop's thread, on asyncio or trio: no signal handlers, no child watchers, no
-threads of its own (where the system has pidfd). The internal tasks are shielded from the host's cancellation, so
+threads of its own. The internal tasks are shielded from the host's cancellation, so
 that a cancelled host still releases what it used; closing ends them.
 """
 

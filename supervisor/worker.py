@@ -16,7 +16,6 @@ import anyio
 
 from infervisor.protocol.errors import ProtocolError, RemoteProtocolError
 from infervisor.protocol.machines import process as p
-from infervisor.protocol.machines.table import NoSuchRow
 from infervisor.protocol.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -42,6 +41,7 @@ from infervisor.supervisor.link import Link
 from infervisor.supervisor.process import Sample, WorkerProcess
 from infervisor.supervisor.settings import Liveness, StopGraces, to_ns
 from infervisor.supervisor.timers import Timers
+from infervisor.supervisor.watchdog import Watchdog
 
 END_WITHOUT_EXIT_NS = NS_PER_S
 """How long a worker may live on after it closed its frames."""
@@ -93,25 +93,27 @@ class Worker:
         self.attempts: dict[int, Attempt] = {}
         self.facts: Mapping[str, Any] = {}
         self.versions: Mapping[str, Any] = {}
-        self.longest_ns: dict[str, int] = {}
         self.ready_ns: int | None = None
         self._owner = owner
         self._failed: Failed | None = None
         self._protocol_error: ProtocolError | None = None
         self._during = p.ProcessPhase.SPAWNED
         self.leaving_ns: int | None = None
-        self._hung_ns = 0
-        self._retiring = False
-        self._steps = -1
+        self._retiring: p.DeathCause | None = None
         self._load_place: tuple[str, float] = ("", -1.0)
         # Raises WorkerSpawnError before anything else exists.
         self.process = WorkerProcess(settings.command, settings.environment)
-        self.spawned_ns = self.moved_ns = time.monotonic_ns()
+        self.spawned_ns = time.monotonic_ns()
         self.link = Link(self.process, self._on_message, self._on_broken)
         self._grace_alarm = timers.alarm(lambda: self.apply(p.GraceOver()))
         self._startup_alarm = timers.alarm(self._startup_over)
-        self._liveness_alarm = timers.alarm(self._check_liveness)
-        self._dump_alarm = timers.alarm(self._dump_over)
+        self._watchdog = Watchdog(
+            settings.liveness,
+            timers,
+            self._owed_phases,
+            self._hung,
+            lambda: self.kill(p.DeathCause.UNRESPONSIVE),
+        )
         self._end_alarm = timers.alarm(self._ended_without_exit)
         self._aim_startup()
 
@@ -131,14 +133,14 @@ class Worker:
 
         Race "its last frames free a place, and it is dead": nothing is submitted to the dead.
         """
-        if not self.is_ready or self._retiring or self.process.has_exited():
+        if not self.is_ready or self._retiring is not None or self.process.has_exited():
             return 0
         return int(self.facts.get("slots", 1)) - len(self.attempts)
 
     @property
     def longest_step_ns(self) -> int:
         """The longest step of any phase seen so far, in ns."""
-        return max(self.longest_ns.values(), default=0)
+        return self._watchdog.longest_step_ns
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -176,9 +178,8 @@ class Worker:
         status = self.process.collect()
         self.link.close()
         self.apply(p.Exited())
-        for alarm in (
-            self._grace_alarm, self._startup_alarm, self._liveness_alarm, self._dump_alarm, self._end_alarm,
-        ):  # fmt: skip
+        self._watchdog.stop()
+        for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm):
             alarm.aim(None)
         self._owner.worker_exited(
             self,
@@ -232,14 +233,21 @@ class Worker:
         self._startup_alarm.aim(None)
         self.apply(p.StopAsked())
 
-    def retire(self) -> None:
-        """Take no more attempts, and stop once those that are here have ended, however long that takes."""
-        self._retiring = True
-        self._stop_if_retired()
+    def retire(self, cause: p.DeathCause = p.DeathCause.STOPPED) -> None:
+        """Take no more attempts, and go once those that are here have ended, however long that takes.
 
-    def _stop_if_retired(self) -> None:
-        if self._retiring and not self.attempts and self.leaving_ns is None:
+        A worker that retires for another cause than being stopped wouldn't obey: it is killed then.
+        """
+        self._retiring = self._retiring or cause
+        self._go_if_retired()
+
+    def _go_if_retired(self) -> None:
+        if self._retiring is None or self.attempts or self.leaving_ns is not None:
+            return
+        if self._retiring is p.DeathCause.STOPPED:
             self.stop()
+        else:
+            self.kill(self._retiring)
 
     def kill(self, cause: p.DeathCause) -> None:
         """End it now."""
@@ -250,9 +258,9 @@ class Worker:
     def submit(self, attempt: Attempt, now: int) -> None:
         """Send an attempt. Ask `free_places` before."""
         self.attempts[attempt.id] = attempt
-        self.moved_ns = now
+        self._watchdog.moved(now)
         self.link.send(attempt.request.input.to_submit(attempt.id, attempt.request.window.limit))
-        self.aim_liveness()
+        self._watchdog.watch()
 
     def cancel_in_band(self, attempt: Attempt, now: int) -> None:
         """First rung: a cancel frame; a submit that hasn't left yet is taken back instead."""
@@ -270,7 +278,7 @@ class Worker:
         """Forget an attempt that is released."""
         self.attempts.pop(attempt.id, None)
         self._drained_if_empty()
-        self._stop_if_retired()
+        self._go_if_retired()
 
     def _drained_if_empty(self) -> None:
         if self.state.phase is p.ProcessPhase.DRAINING and not self.attempts:
@@ -284,27 +292,21 @@ class Worker:
         now = time.monotonic_ns()
         try:
             self._dispatch(message, now)
-        except NoSuchRow as error:
-            self._on_broken(RemoteProtocolError(f"{message.name}: {error}"))
         except RemoteProtocolError as error:
             self._on_broken(error)
 
     def _dispatch(self, message: Message, now: int) -> None:
         match message:
             case Tokens():
-                self.moved_ns = now
-                self._attempt(message.id, message).on_tokens(message, now)
+                self._attempt(message.id, message, now).on_tokens(message, now)
             case Beat():
-                self._on_beat(message, now)
+                self._watchdog.beat(message, now)
             case Started():
-                self.moved_ns = now
-                self._attempt(message.id, message).on_started(message, now)
+                self._attempt(message.id, message, now).on_started(message, now)
             case Ended():
-                self.moved_ns = now
-                self._attempt(message.id, message).on_ended(message, now)
+                self._attempt(message.id, message, now).on_ended(message, now)
             case Released():
-                self.moved_ns = now
-                self._attempt(message.id, message).on_released(message, now)
+                self._attempt(message.id, message, now).on_released(message, now)
             case Hello():
                 self._on_hello(message)
             case Progress():
@@ -313,11 +315,18 @@ class Worker:
                 self._on_ready(message)
             case Failed():
                 self._failed = message
-                self.apply(p.FailedArrived())
+                self._apply_frame(p.FailedArrived(), message)
             case Log():
                 self._owner.worker_logged(self, message)
 
-    def _attempt(self, attempt_id: int, message: Message) -> Attempt:
+    def _apply_frame(self, event: object, message: Message) -> None:
+        """Step the process table for a frame: what it doesn't allow is the worker's fault."""
+        if not p.PROCESS.allows(self.state, event):
+            raise RemoteProtocolError(f"{message.name} can't happen while {self.state.phase}")
+        self.apply(event)
+
+    def _attempt(self, attempt_id: int, message: Message, now: int) -> Attempt:
+        self._watchdog.moved(now)
         attempt = self.attempts.get(attempt_id)
         if attempt is None:
             raise RemoteProtocolError(f"{message.name} for attempt {attempt_id}, which isn't in this worker")
@@ -330,7 +339,7 @@ class Worker:
                 "install the same version of infervisor in the worker's interpreter"
             )
         self.versions = message.versions
-        self.apply(p.HelloArrived())
+        self._apply_frame(p.HelloArrived(), message)
 
     def _on_progress(self, message: Progress) -> None:
         if self.state.phase not in (
@@ -343,22 +352,14 @@ class Worker:
             # Only what moves extends the budget: a loader that repeats itself hangs.
             self._load_place = (message.phase, message.fraction)
             self._aim_startup()
-        self._owner.worker_progressed(self, message)
+            self._owner.worker_progressed(self, message)
 
     def _on_ready(self, message: Ready) -> None:
         slots, context = message.facts.get("slots"), message.facts.get("context_tokens")
         if not isinstance(slots, int) or not 1 <= slots <= 4096 or not isinstance(context, int):
             raise RemoteProtocolError(f"ready.facts: slots {slots!r:.40} and context_tokens {context!r:.40}")
         self.facts = {**message.facts, "fingerprint": message.fingerprint}
-        self.apply(p.ReadyArrived())
-
-    def _on_beat(self, message: Beat, now: int) -> None:
-        if message.steps != self._steps:
-            self._steps = message.steps
-            self.moved_ns = now
-        for phase, ns in message.longest_ns.items():
-            if phase in ("prefill", "decode"):
-                self.longest_ns[phase] = max(ns, self.longest_ns.get(phase, 0))
+        self._apply_frame(p.ReadyArrived(), message)
 
     def _on_broken(self, error: ProtocolError) -> None:
         if self._protocol_error is None and self.state.phase is not p.ProcessPhase.EXITED:
@@ -383,50 +384,29 @@ class Worker:
     def owes_again(self, attempt: Attempt, now: int) -> None:
         """A paused attempt got credit: if nothing else is owed, the liveness clock starts now."""
         if not any(other.owes_a_step for other in self.attempts.values() if other is not attempt):
-            self.moved_ns = now
-        self.aim_liveness()
+            self._watchdog.moved(now)
+        self._watchdog.watch()
 
-    def aim_liveness(self) -> None:
-        """Watch the step counter while something is owed."""
-        owing = [attempt for attempt in self.attempts.values() if attempt.owes_a_step]
-        if owing and self.state.phase in (p.ProcessPhase.READY, p.ProcessPhase.DRAINING):
-            limit_ns = max(
-                self.settings.liveness.limit_ns(self.longest_ns.get(attempt.step_phase)) for attempt in owing
-            )
-            self._liveness_alarm.aim(self.moved_ns + limit_ns)
-        else:
-            self._liveness_alarm.aim(None)
+    def _owed_phases(self) -> list[str]:
+        if self.state.phase not in (p.ProcessPhase.READY, p.ProcessPhase.DRAINING):
+            return []
+        return [attempt.step_phase for attempt in self.attempts.values() if attempt.owes_a_step]
 
-    def _check_liveness(self) -> None:
-        due_before = time.monotonic_ns()
-        self.aim_liveness()
-        due_ns = self._liveness_alarm.due_ns
-        if due_ns is None or due_ns > due_before:
-            return
-        self._liveness_alarm.aim(None)
-        self._owner.worker_hung(self, (due_before - self.moved_ns) / NS_PER_S)
+    def _hung(self, stalled_s: float) -> None:
+        self._owner.worker_hung(self, stalled_s)
         # All stacks go into its output before the kill; the handler works while the GIL is held.
         self.process.signal(SIGUSR2)
-        self._hung_ns = due_before
-        self._dump_alarm.aim(due_before + to_ns(self.settings.liveness.dump_s))
-
-    def _dump_over(self) -> None:
-        # Race "it moves in the last moment": a step that was only slow, on a busy machine, costs no reload.
-        if self.moved_ns > self._hung_ns:
-            self.aim_liveness()
-        else:
-            self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE))
 
     def forgive_stall(self, now: int) -> None:
         """The parent was stalled: read everything first, and start the liveness clocks anew."""
         self.link.read_frames(COLLECT_READS)
-        self.moved_ns = now
+        self._watchdog.moved(now)
         if self._end_alarm.due_ns is not None:
             # Race "frames ended, then the parent stalled": its exit has had no time to be seen.
             self._end_alarm.aim(now + END_WITHOUT_EXIT_NS)
         if self.ready_ns is None and self.leaving_ns is None:
             self._aim_startup()
-        self.aim_liveness()
+        self._watchdog.watch()
 
     def sample(self, now: int) -> Sample | None:
         """Return memory and CPU time as psutil sees them."""

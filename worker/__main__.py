@@ -109,6 +109,7 @@ def _set_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     faulthandler.enable(2)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
 

@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 import msgpack
@@ -44,17 +43,12 @@ class ProgressReporter:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that `hello` carries. Imports no model library."""
-    found = {
+    """Return the versions that `hello` carries. The model library's comes with `ready`, once it is imported."""
+    return {
         "python": platform.python_version(),
         "infervisor": infervisor.__version__,
         "msgpack": ".".join(map(str, msgpack.version)),
     }
-    try:
-        found["llama-cpp-python"] = metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        pass  # the scripted engine needs none, and `load` says so if llama does
-    return found
 
 
 def load(message: Load, outbox: Outbox, hooks: FaultHooks) -> tuple[Engine, ModelFacts] | None:

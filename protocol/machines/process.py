@@ -34,6 +34,8 @@ class DeathCause(enum.StrEnum):
     CANCEL_KILL = "cancel_kill"
     """The last rung of a cancel ladder."""
     UNRESPONSIVE = "unresponsive"
+    DEAF = "deaf"
+    """It took a cancel only past the control pipe, which it no longer reads."""
     PROTOCOL_ERROR = "protocol_error"
     STARTUP_TIMEOUT = "startup_timeout"
     LOAD_FAILED = "load_failed"
@@ -54,6 +56,7 @@ _END_REASON_OF = {
     DeathCause.STOPPED: EndReason.WORKER_KILLED,
     DeathCause.CANCEL_KILL: EndReason.WORKER_KILLED,
     DeathCause.UNRESPONSIVE: EndReason.WORKER_UNRESPONSIVE,
+    DeathCause.DEAF: EndReason.WORKER_UNRESPONSIVE,
     DeathCause.PROTOCOL_ERROR: EndReason.PROTOCOL_ERROR,
     DeathCause.STARTUP_TIMEOUT: EndReason.STARTUP_TIMEOUT,
     DeathCause.LOAD_FAILED: EndReason.UNAVAILABLE,

@@ -47,6 +47,10 @@ class Table(Generic[S]):
     name: str
     rows: Mapping[tuple[enum.StrEnum, type[Any]], Row[S]]
 
+    def allows(self, state: S, event: object) -> bool:
+        """Whether the event has a row in this phase."""
+        return (state.phase, type(event)) in self.rows
+
     def step(self, state: S, event: object, now: int) -> tuple[S, tuple[Any, ...]]:
         """Return the state after `event` and the effects to carry out.
 

@@ -17,6 +17,8 @@ from infervisor import EndReason, Event, InfervisorError, ModelLoadError, Report
 from infervisor.supervisor.events import (
     BreakerOpened,
     LoadProgress,
+    RequestReleased,
+    RequestStarted,
     WorkerBecameReady,
     WorkerExited,
 )
@@ -30,7 +32,7 @@ SLOW_READS = 4
 STILL_S = 0.3
 """A worker that may go on does so within this time, or within ten of its own tokens' times."""
 PREFILL_WORDS = 1500
-LOOK_S = 0.002
+INTO_PREFILL_S = 0.02
 
 
 class Failed(Exception):
@@ -152,11 +154,10 @@ class Probe:
         """A cancel in the middle of a long prompt."""
         # Sized in words; a word is one to a few tokens, and the prompt must leave room in the context.
         words = min(PREFILL_WORDS, int(self.facts["context_tokens"]) // 4)
+        seen = self.told.count
         async with self._stream("word " * words, window=1) as stream:
-            # No event tells that a prompt is being read.
-            while stream.report.timeline.started_ns is None and stream.end_reason is None:  # noqa: ASYNC110
-                await anyio.sleep(LOOK_S)
-            await anyio.sleep(10 * LOOK_S)  # into the middle of it
+            await self.told.wait_for_any(RequestStarted, RequestReleased, after=seen)
+            await anyio.sleep(INTO_PREFILL_S)
             if stream.report.timeline.first_token_ns is not None:
                 raise Skipped(f"the prompt of {stream.report.usage.prompt_tokens} tokens was read at once")
             if stream.end_reason is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from infervisor.protocol.codec import Decoder, encode
+from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.generation import Limits, Sampling
 from infervisor.protocol.messages import (
     Beat,
@@ -90,7 +91,8 @@ class RawWorker:
             os.close(fd)
         self._open = {self.control, self.frames, self.urgent_fd}
         self._decoder = Decoder.from_worker()
-        self._arrived: list[Message] = []
+        self._arrived: list[Any] = []
+        self._broken: RemoteProtocolError | None = None
         self.seen: list[Message] = []
         self._output = bytearray()
         self._output_read = threading.Thread(target=self._drain_output)
@@ -143,7 +145,19 @@ class RawWorker:
             data = self._read(deadline)
             if not data:
                 raise EOFError(f"the worker's frames ended; it said:\n{self.output()}")
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        # A broken frame counts when its turn comes: the same read may have brought good ones before it.
+        if self._broken is not None:
+            raise self._broken
+        try:
             self._arrived += self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            self._arrived += error.before
+            self._broken = error
+            if not error.before:
+                raise
 
     def expect(self, kind: type[M], attempt_id: int | None = None) -> M:
         """Return the next message, which must be of this kind (beats, logs, progress are passed over)."""
@@ -158,7 +172,7 @@ class RawWorker:
     def nothing_but_noise_arrived(self) -> None:
         """Assert that no message about an attempt is in the pipe or was read ahead."""
         while select.select([self.frames], [], [], 0)[0]:
-            self._arrived += self._decoder.feed(os.read(self.frames, 1 << 16))
+            self._feed(os.read(self.frames, 1 << 16))
         assert [message for message in self._arrived if not isinstance(message, NOISE)] == []
 
     def tokens(self, attempt_id: int, count: int) -> str:
@@ -196,7 +210,7 @@ class RawWorker:
         """Wait until part of a frame has arrived."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.torn_bytes:
-            self._arrived += self._decoder.feed(self._read(deadline))
+            self._feed(self._read(deadline))
 
     def ended_frames(self) -> None:
         """Wait for the end of the frames pipe."""

@@ -59,26 +59,29 @@ async def test_a_reader_that_stops_and_goes_never_lets_the_worker_run_further_ah
     assert report.usage.completion_tokens == report.usage.computed_tokens
 
 
-async def test_a_paused_worker_computes_nothing_and_uses_no_processor_time() -> None:
+async def test_a_paused_worker_computes_nothing_and_uses_no_processor_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with scripted() as (supervisor, _), supervisor.stream("count", window=7) as stream:
         await stream.__anext__()
         await until_buffered(stream, request_of(stream).window.limit - 1)
         worker = worker_of(supervisor)
+        watchdog = worker._watchdog
         beats: list[int] = []
-        on_beat = worker._on_beat
+        on_beat = watchdog.beat
 
         def record(message: Beat, now: int) -> None:
             beats.append(message.steps)
             on_beat(message, now)
 
-        worker._on_beat = record  # type: ignore[method-assign]
+        monkeypatch.setattr(watchdog, "beat", record)
         # One step for the prompt and one for each token: with this beat all activity before was told.
-        await until(lambda: worker._steps == 1 + request_of(stream).window.received)
-        steps, used_s = worker._steps, cpu_s(worker.pid)
+        await until(lambda: watchdog.steps == 1 + request_of(stream).window.received)
+        steps, used_s = watchdog.steps, cpu_s(worker.pid)
         beats.clear()
         with anyio.move_on_after(1.0):
             await anyio.Event().wait()
-        assert worker._steps == steps
+        assert watchdog.steps == steps
         assert cpu_s(worker.pid) - used_s < 0.2
         assert len(beats) <= 1, "a worker in which nothing moves has nothing to tell"
         assert request_of(stream).window.received == request_of(stream).window.limit

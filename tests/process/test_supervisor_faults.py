@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -311,4 +310,3 @@ async def test_a_library_for_another_processor_is_reported_with_advice(tmp_path:
     assert "built for another CPU" in str(error)
     assert "about to use AVX-1024" in error.output_tail
     assert len(told.of(WorkerSpawned)) == 1
-    assert "llama_cpp" not in sys.modules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infervisor import EndReason
+from tests.helpers.host_process import Host
 from tests.helpers.supervised import scripted
 
 pytestmark = pytest.mark.anyio
@@ -34,3 +35,24 @@ async def test_a_fast_producer_computes_at_most_one_window_ahead_of_a_slow_reade
     assert report.usage.computed_tokens <= 7
     assert report.end_reason is EndReason.CANCELLED
     assert report.timeline.release_s is not None
+
+
+PARENT = """
+import asyncio, sys
+from infervisor import Supervisor, default_model
+
+async def main():
+    async with Supervisor(default_model()) as supervisor:
+        print(await supervisor.generate("One, two,", max_tokens=3, temperature=0))
+        print(sorted({"llama_cpp", "numpy", "jinja2", "infervisor.worker"} & sys.modules.keys()))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.real_model
+def test_the_parent_never_loads_the_model_library_or_the_worker() -> None:
+    host = Host(PARENT)
+    code, said, errors = host.finish()
+    assert code == 0, errors
+    assert said.splitlines()[-1] == "[]"

@@ -11,7 +11,7 @@ import pytest
 
 from infervisor.worker.engine import LoadRefused
 from infervisor.worker.engines.llama import library
-from infervisor.worker.engines.llama.library import KEPT_LINES, NativeLog, escaped
+from infervisor.worker.engines.llama.library import KEPT_LINES, NativeLog
 
 DEBUG, INFO, WARNING, ERROR, CONTINUED = 1, 2, 3, 4, 5
 
@@ -57,7 +57,6 @@ def test_lines_are_bounded_and_dots_left_out(capsys: pytest.CaptureFixture[str])
 def test_control_bytes_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     NativeLog().write(ERROR, b"bad \x1b[2J\x07 \xff name\n")
     assert capsys.readouterr().err == "llama.cpp: bad \\x1b[2J\\x07 \N{REPLACEMENT CHARACTER} name\n"
-    assert escaped("a\tb\u2028é🦙") == "a\\tb\\u2028é🦙"
 
 
 def test_importing_the_engine_imports_no_library() -> None:

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from typing import Any
 
+from infervisor.protocol.quoting import printable
 from infervisor.worker.engine import LoadRefused
 
 KEPT_LINES = 200
@@ -33,7 +34,7 @@ class NativeLog:
         """Take what llama.cpp logs: a line, or a piece of one."""
         if level != _CONTINUED:
             self._level = level
-        line = escaped(text.decode("utf-8", "replace").rstrip("\n"))
+        line = printable(text.decode("utf-8", "replace").rstrip("\n"))
         if not line or set(line) == {"."}:
             return  # the dots of a progress bar
         self._lines.append(line)
@@ -50,11 +51,6 @@ class NativeLog:
     def tail(self, lines: int = 12) -> str:
         """Return the last warnings and errors, or the last lines if there are none."""
         return "\n".join(list(self._problems or self._lines)[-lines:])
-
-
-def escaped(text: str) -> str:
-    """Return `text` without control characters: a model file's bytes must not drive a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class AbortFlag:
