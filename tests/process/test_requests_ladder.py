@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from infervisor import EndReason, Escalation, Report, Stage, WorkerDied
+from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor.events import CancelEscalated, ReleaseLate, RequestReleased, WorkerExited
 from tests.helpers.inside import PATIENT, freeze, holds_nothing, request_of, until, words, worker_of
 from tests.helpers.supervised import scripted
@@ -52,7 +53,12 @@ async def test_the_signal_reaches_a_worker_whose_control_reader_is_blocked_and_e
             assert await other.text() == words(200)
             assert (await other.released()).stage is None
         assert [event.stage for event in told.of(CancelEscalated)] == [Stage.SIGNAL]
-        assert worker_of(supervisor).pid == pid
+        # A worker that no longer reads its control pipe is replaced as soon as nobody is in it.
+        answer = await supervisor.generate("next", max_tokens=3)
+        assert answer.text == words(3)
+        assert answer.report.worker_pid != pid
+        exited = told.of(WorkerExited)
+        assert [(event.pid, event.cause, event.requests) for event in exited] == [(pid, DeathCause.DEAF, ())]
 
 
 async def test_an_engine_that_ignores_the_cancel_is_killed_and_its_neighbour_is_told_why() -> None:

@@ -9,12 +9,14 @@ import ctypes
 import os
 import sys
 from collections import deque
+from collections.abc import MutableMapping
 from typing import Any
 
 from infervisor.protocol.quoting import printable
 from infervisor.worker.engine import LoadRefused
 
 KEPT_LINES = 200
+SPIN_COUNT = "600"
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
 
 
@@ -88,10 +90,9 @@ def load_library() -> tuple[Any, NativeLog]:
     Raises `LoadRefused` (code engine_import) naming the interpreter if it can't be imported.
     """
     if _Library.module is None:
-        # Read once by the native library when it starts: no debugger on an abort (19 s of silence), and
-        # waiting threads that sleep instead of spinning on cores that others need.
+        # Read once by the native library when it starts. No debugger on an abort: it means 19 s of silence.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        _set_openmp_waiting(os.environ)
         try:
             import llama_cpp
         except ImportError as error:
@@ -110,6 +111,17 @@ def load_library() -> tuple[Any, NativeLog]:
         llama_cpp.llama_backend_init()
         _Library.module = llama_cpp
     return _Library.module, _Library.log
+
+
+def _set_openmp_waiting(environment: MutableMapping[str, str]) -> None:
+    """Let threads that wait for each other spin for some microseconds, then sleep; the user's choice wins.
+
+    Threads that always spin take a core from whoever needs it, most of all the reader of the tokens; threads
+    that sleep at once wake up too late some hundred times a step. See docs/adr/0006.
+    """
+    if not environment.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        environment["OMP_WAIT_POLICY"] = "passive"
+        environment["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def _start_log(llama_cpp: Any) -> None:
