@@ -21,19 +21,21 @@ SEED_LIMIT = 1 << 32
 """Seeds are 32-bit: llama.cpp's random generator takes no more."""
 
 
-def _number(name: str, value: object, low: float, high: float) -> float:
+def _number(name: str, value: object, low: float, high: float, part: str = "") -> float:
+    what = name + part
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(f"{name} must be a number, not {quoted(value, 80)}", name)
+        raise InvalidRequest(f"{what} must be a number, not {quoted(value, 80)}", name)
     if not low <= value <= high:  # refuses NaN and whole numbers too large for a float, too
-        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {quoted(value, 80)}", name)
+        raise InvalidRequest(f"{what} must be between {low:g} and {high:g}, not {quoted(value, 80)}", name)
     return float(value)
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def _integer(name: str, value: object, low: int, high: int, part: str = "") -> int:
+    what = name + part
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be a whole number, not {quoted(value, 80)}", name)
+        raise InvalidRequest(f"{what} must be a whole number, not {quoted(value, 80)}", name)
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, not {_short(value)}", name)
+        raise InvalidRequest(f"{what} must be between {low} and {high}, not {_short(value)}", name)
     return value
 
 
@@ -102,9 +104,9 @@ def _logit_bias(bias: object) -> dict[int, float]:
         )
     checked: dict[int, float] = {}
     for token, value in bias.items():
-        token = _integer("logit_bias token id", token, 0, (1 << 31) - 1)
+        token = _integer("logit_bias", token, 0, (1 << 31) - 1, " token id")
         is_ban = isinstance(value, float) and value == -math.inf
-        checked[token] = -math.inf if is_ban else _number("logit_bias value", value, -100, 100)
+        checked[token] = -math.inf if is_ban else _number("logit_bias", value, -100, 100, " value")
     return checked
 
 

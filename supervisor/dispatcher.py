@@ -16,7 +16,6 @@ from typing import Any
 from infervisor.protocol.deadlines import TIMEOUT_OF, Budget
 from infervisor.protocol.endings import EndClass, EndReason
 from infervisor.protocol.errors import InfervisorError, LocalProtocolError, Overloaded, ShuttingDown
-from infervisor.protocol.ladder import Ladder, Stage
 from infervisor.protocol.machines import request as r
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.machines.slot import WorkerReady, WorkerWanted
@@ -26,11 +25,12 @@ from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.end_errors import error_of, sentence_of
+from infervisor.supervisor.escalator import Escalator, only_the_signal_was_heard
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import RequestInput
-from infervisor.supervisor.settings import Deadlines, Escalation, RestartPolicy, to_ns
+from infervisor.supervisor.settings import Deadlines, Escalation, RestartPolicy
 from infervisor.supervisor.slot import Slot
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.worker import Worker
@@ -63,8 +63,9 @@ class Dispatcher:
         self.queue_peak = 0
         self.is_closing = False
         self.on_state_change: Callable[[], None] = lambda: None
-        self._rungs = escalation.rungs()
-        self._alert_after_ns = to_ns(escalation.alert_after_s)
+        self.escalator = Escalator(
+            escalation, self.timers, self.attempts, lambda: self.slot.worker, self.emit
+        )
         self._cooldown_s = restart.cooldown_s
         self._max_queue = max_queue
         self._on_event = on_event
@@ -159,7 +160,7 @@ class Dispatcher:
                     self.queue.remove(request)
                     self._released(request, now)
                 case r.BeginCancel():
-                    self._begin_cancel(request, now)
+                    self.escalator.begin(request, now)
                 case r.TellEnd(_, keep_buffer):
                     self._tell_end(request, keep_buffer, now)
 
@@ -179,12 +180,8 @@ class Dispatcher:
     def kill(self, request: Request, reason: EndReason) -> None:
         """Cancel and go straight to the last rung of the ladder."""
         self.abandon(request, reason)
-        attempt = self.attempts.get(request.id)
-        if attempt is not None:
-            ladder = request.ladder or Ladder(self._rungs, time.monotonic_ns())
-            request.ladder, stage = ladder.top(time.monotonic_ns())
-            if stage is not None:
-                self._take_rung(request, attempt, stage, time.monotonic_ns())
+        if request.id in self.attempts:
+            self.escalator.to_the_top(request, time.monotonic_ns())
 
     def _tell_end(self, request: Request, keep_buffer: bool, now: int) -> None:
         if not keep_buffer:
@@ -192,8 +189,7 @@ class Dispatcher:
         request.aim()
         request.news.ring()
         if request.id in self.attempts:
-            request.late_alarm = self.timers.alarm(lambda: self._release_late(request))
-            request.late_alarm.aim(now + self._alert_after_ns)
+            self.escalator.watch_release(request, now)
 
     def _deadline(self, request: Request) -> None:
         now = time.monotonic_ns()
@@ -202,13 +198,6 @@ class Dispatcher:
             request.aim()
             return
         self.abandon(request, TIMEOUT_OF[budget])
-
-    def _release_late(self, request: Request) -> None:
-        now = time.monotonic_ns()
-        since_ns = request.timeline.cancel_requested_ns or request.timeline.ended_ns or now
-        self.emit(events.ReleaseLate(request.id, (now - since_ns) / NS_PER_S, request.stage))
-        if request.late_alarm is not None:
-            request.late_alarm.aim(now + self._alert_after_ns)
 
     def _released(self, request: Request, now: int) -> None:
         request.timeline.released_ns = now
@@ -235,47 +224,6 @@ class Dispatcher:
         now = time.monotonic_ns()
         return request.take(now)[0] if attempt is None else attempt.take(now)
 
-    # --- the cancel ladder -----------------------------------------------------------------------
-
-    def _begin_cancel(self, request: Request, now: int) -> None:
-        request.ladder = Ladder(self._rungs, now)
-        request.ladder_alarm = self.timers.alarm(lambda: self._climb(request))
-        self._climb(request)
-
-    def _climb(self, request: Request) -> None:
-        attempt = self.attempts.get(request.id)
-        worker = self.slot.worker
-        while attempt is not None and worker is not None and request.ladder is not None:
-            now = time.monotonic_ns()
-            request.ladder, stage = request.ladder.climb(now, worker.longest_step_ns)
-            if stage is None:
-                break
-            self._take_rung(request, attempt, stage, now)
-            attempt = self.attempts.get(request.id)
-        if attempt is not None and worker is not None and request.ladder is not None:
-            assert request.ladder_alarm is not None
-            request.ladder_alarm.aim(request.ladder.due_ns(worker.longest_step_ns))
-
-    def _take_rung(self, request: Request, attempt: Attempt, stage: Stage, now: int) -> None:
-        worker = self.slot.worker
-        if worker is None:
-            return
-        request.stage = stage
-        if stage is Stage.IN_BAND:
-            worker.cancel_in_band(attempt, now)
-        elif stage is Stage.SIGNAL:
-            self.emit(events.CancelEscalated(request.id, stage))
-            request.signalled_ns = now
-            worker.cancel_by_signal(attempt)
-        else:
-            self.emit(events.CancelEscalated(request.id, stage))
-            worker.kill(DeathCause.CANCEL_KILL)
-
-    def release_bound_ns(self) -> int:
-        """Return how long the whole ladder takes at most, given the longest step seen."""
-        longest_ns = 0 if self.slot.worker is None else self.slot.worker.longest_step_ns
-        return sum(rung.grace_ns(longest_ns) for rung in self._rungs)
-
     # --- what attempts tell ----------------------------------------------------------------------
 
     def attempt_started(self, request: Request) -> None:
@@ -297,7 +245,7 @@ class Dispatcher:
         self.attempts.pop(request.id, None)
         worker = self.slot.worker
         if worker is not None:
-            if _only_the_signal_was_heard(request):
+            if only_the_signal_was_heard(request):
                 worker.retire(DeathCause.DEAF)
             worker.free(attempt)
         self._released(request, now)
@@ -404,9 +352,3 @@ class Dispatcher:
         for request in list(self.requests.values()):
             self.abandon(request, EndReason.SHUTTING_DOWN)
         self.slot.stop()
-
-
-def _only_the_signal_was_heard(request: Request) -> bool:
-    """Whether the worker noticed a cancel no sooner than the signal: then it doesn't read its control pipe."""
-    noticed_ns = request.timeline.cancel_noticed_ns
-    return request.signalled_ns is not None and noticed_ns is not None and noticed_ns >= request.signalled_ns

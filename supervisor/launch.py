@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import ConfigurationError, InvalidRequest, LocalProtocolError
 from infervisor.protocol.messages import Load
+from infervisor.supervisor.settings import Liveness, StopGraces
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What every worker of a supervisor is started with."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    load: Load
+    startup_s: float | None
+    graces: StopGraces
+    liveness: Liveness
 
 
 def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:

@@ -155,7 +155,7 @@ class Stream:
             await request.news.wait()
         if not request.released.is_set():
             now = time.monotonic_ns()
-            bound_s = self._dispatcher.release_bound_ns() / NS_PER_S + RELEASE_MARGIN_S
+            bound_s = self._dispatcher.escalator.bound_ns() / NS_PER_S + RELEASE_MARGIN_S
             ended_ns = request.timeline.ended_ns or now
             with anyio.move_on_after(max(0.1, bound_s - (now - ended_ns) / NS_PER_S), shield=True):
                 await request.released.wait()

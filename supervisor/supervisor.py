@@ -27,7 +27,7 @@ from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
 from infervisor.supervisor.environment import worker_environment
-from infervisor.supervisor.launch import interpreter, load_message, model_path
+from infervisor.supervisor.launch import WorkerSettings, interpreter, load_message, model_path
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.model_identity import FileIdentity, change_between, identity_of
 from infervisor.supervisor.notice import Notice
@@ -43,7 +43,7 @@ from infervisor.supervisor.settings import (
 )
 from infervisor.supervisor.status import Status
 from infervisor.supervisor.stream import Answer, Stream
-from infervisor.supervisor.worker import Worker, WorkerSettings
+from infervisor.supervisor.worker import Worker
 
 SAMPLE_PERIOD_NS = NS_PER_S
 

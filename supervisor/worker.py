@@ -7,8 +7,7 @@ between its awaits, all in the loop's thread; decisions come from the process ta
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from signal import SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any, Protocol
 
@@ -24,7 +23,6 @@ from infervisor.protocol.messages import (
     Ended,
     Failed,
     Hello,
-    Load,
     Log,
     Message,
     Progress,
@@ -37,27 +35,16 @@ from infervisor.protocol.messages import (
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.exit_report import ExitReport
+from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import Link
 from infervisor.supervisor.process import Sample, WorkerProcess
-from infervisor.supervisor.settings import Liveness, StopGraces, to_ns
+from infervisor.supervisor.settings import to_ns
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.watchdog import Watchdog
 
 END_WITHOUT_EXIT_NS = NS_PER_S
 """How long a worker may live on after it closed its frames."""
 COLLECT_READS = 1 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What every worker of a supervisor is started with."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    load: Load
-    startup_s: float | None
-    graces: StopGraces
-    liveness: Liveness
 
 
 class WorkerOwner(Protocol):

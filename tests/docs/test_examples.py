@@ -53,6 +53,16 @@ def test_asyncio_app_answers_three_questions_and_stops_the_fourth(engine: str, t
     assert "most requests that waited at once: 2; restarts: 0" in printed
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_application_survives_the_crash_of_its_worker(engine: str, tmp_path: Path) -> None:
+    printed = run("survive_a_crash.py", engine, tmp_path)
+    pids = re.findall(r"^\[worker (\d+) is ready after [\d.]+ s\]$", printed, flags=re.MULTILINE)
+    assert len(set(pids)) == 2, printed
+    assert f"[worker {pids[0]} is gone: the worker died while serving: SIGKILL(-9)" in printed
+    assert "[the answer ended: worker_crashed]" in printed
+    assert "restarts: {'crashed': 1}]" in printed
+
+
 def test_every_example_is_named_in_the_readme_of_the_examples() -> None:
     text = (ROOT / "examples/README.md").read_text()
     for path in (ROOT / "examples").glob("*.py"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from infervisor import EndReason, InvalidRequest, Stage, Supervisor, WorkerDied, default_model
 from infervisor.supervisor.events import WorkerSpawned
-from tests.helpers.inside import read_into, request_of, until, until_buffered, worker_of
+from tests.helpers.inside import cpu_s, read_into, request_of, until, until_buffered, worker_of
 from tests.helpers.leaks import no_leftovers
 from tests.helpers.supervised import QUICK_RESTART, Told
 
@@ -99,6 +100,26 @@ async def test_a_cancel_inside_a_long_prefill_frees_the_worker_within_a_second(
         assert len(told.of(WorkerSpawned)) == 1
     with capsys.disabled():
         print("\nreleased inside a prefill after " + ", ".join(f"{ms:.1f} ms" for ms in latencies_ms))
+
+
+async def test_a_batch_as_long_as_the_prompt_is_cut_as_soon_and_a_clock_outside_agrees() -> None:
+    async with smollm(n_ctx=8192, batch_tokens=8192, ubatch=8192) as (supervisor, told):
+        expected = (await supervisor.generate(**ASK)).text
+        pid = worker_of(supervisor).pid
+        used_s = cpu_s(pid)
+        async with supervisor.stream(" dog" * 7000) as stream:
+            await until(lambda: cpu_s(pid) - used_s > 0.3)  # it is in the middle of its work
+            asked_s = time.monotonic()
+            stream.cancel()
+            report = await stream.released()
+            measured_s = time.monotonic() - asked_s
+        assert report.timeline.first_token_ns is None, "it was cancelled inside its prefill"
+        assert report.stage is Stage.IN_BAND
+        assert report.timeline.release_s is not None
+        assert 0 <= report.timeline.release_s <= measured_s < report.timeline.release_s + 0.5
+        assert measured_s < 1
+        assert (await supervisor.generate(**ASK)).text == expected
+        assert len(told.of(WorkerSpawned)) == 1
 
 
 async def test_a_paused_real_stream_computes_its_window_and_goes_on_without_a_gap() -> None:

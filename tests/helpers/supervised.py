@@ -66,3 +66,11 @@ async def scripted(
     }
     async with Supervisor(engine="scripted", options=options or {}, on_event=told, **settings) as supervisor:
         yield supervisor, told
+
+
+async def answers(supervisor: Supervisor) -> int:
+    """Return the pid of the worker that answers a short request."""
+    answer = await supervisor.generate("hello", max_tokens=3)
+    assert answer.text == "w0 w1 w2 "
+    assert answer.report.worker_pid is not None
+    return answer.report.worker_pid

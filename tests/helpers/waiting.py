@@ -32,3 +32,9 @@ def wait_gone(pid: int, within_s: float) -> None:
     while not is_gone(pid):
         assert time.monotonic() < deadline, f"process {pid} still lives after {within_s} s"
         time.sleep(0.01)
+
+
+def only_worker() -> int:
+    """Return the pid of the one child that this process has."""
+    (child,) = psutil.Process().children()
+    return child.pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,10 @@ def test_a_word_that_was_taken_as_the_model_is_named_when_the_prompt_is_missing(
         (["--model", "m.gguf", "n.gguf", "hi"], "the model is given twice"),
         (["what is model.gguf"], "could be a model or a prompt"),
         (["--window", "0", "hi"], "window must be a whole number"),
+        (["--max-tokens", "2.5", "hi"], "Invalid value for '--max-tokens'"),
+        (["--seed", "1.5", "hi"], "Invalid value for '--seed'"),
+        (["--grammar", "root ::= root", "hi"], "No such option"),
+        (["--logprobs", "2", "hi"], "No such option"),
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(arguments: list[str], word: str) -> None:
@@ -97,7 +102,10 @@ def test_a_wrong_command_line_is_a_usage_error(arguments: list[str], word: str) 
     [
         (["--temperature", "1000"], "temperature must be between"),
         (["--seed", "4294967296"], "seed must be between"),
+        (["--seed", "18446744073709551616"], "seed must be between"),
+        (["--seed", "-1"], "seed must be between"),
         (["--max-tokens", "0"], "max_tokens must be between"),
+        (["--max-tokens", "-1"], "max_tokens must be between"),
         (["--stop", ""], "stop holds an empty string"),
     ],
 )
@@ -154,6 +162,28 @@ def test_a_path_is_utf_8_whatever_the_locale(tmp_path: Path, is_relative: bool) 
     assert f"{folder}/m 🦙.gguf is a Git LFS pointer" in done.stderr.decode()
 
 
+def test_a_model_that_may_not_be_read_is_told_apart_from_a_bad_one(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    path = folder / "m.gguf"
+    path.write_bytes(LFS_POINTER)
+    # Who may read everything is held to the rights, too.
+    held = ("setpriv", "--inh-caps", WITHOUT_RIGHTS, "--bounding-set", WITHOUT_RIGHTS)
+    prefix = held if os.geteuid() == 0 else ()
+    if prefix and (
+        shutil.which("setpriv") is None or subprocess.run([*held, "true"], check=False).returncode
+    ):
+        pytest.skip("the superuser may read everything")
+    for locked in (path, folder):
+        locked.chmod(0)
+        done = subprocess.run(
+            [*prefix, *COMMAND, "run", str(path), "hi"], capture_output=True, timeout=60, check=False
+        )
+        locked.chmod(0o700)
+        assert done.returncode == 6, done.stderr.decode()
+        assert f"{path} can't be read: permission denied" in done.stderr.decode()
+
+
 def test_the_home_directory_is_expanded(tmp_path: Path) -> None:
     done = supervise("run", "~/m.gguf", "hi", env=environment(HOME=str(tmp_path)))
     assert done.returncode == 6
@@ -162,6 +192,7 @@ def test_the_home_directory_is_expanded(tmp_path: Path) -> None:
 
 # --- files that are no models ----------------------------------------------------------------------
 
+WITHOUT_RIGHTS = "-dac_override,-dac_read_search"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4368438944\n"
 
 

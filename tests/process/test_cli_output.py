@@ -21,6 +21,7 @@ from tests.helpers.command_line import (
     scripted,
     supervise,
 )
+from tests.helpers.models import EMOJI, build_model
 
 LLAMA = "\N{LLAMA}"
 LLAMA_BYTES = bytes((0xF0, 0x9F, 0xA6, 0x99))
@@ -91,6 +92,15 @@ def test_verbose_tells_every_event_on_stderr() -> None:
 def test_an_answer_is_utf_8_whatever_the_locale(split: str) -> None:
     done = supervise("run", *scripted(text=LLAMA, split=split), "hi", env=environment(**ASCII_LOCALE))
     assert done.returncode == 0
+    assert done.stdout == LLAMA_BYTES
+
+
+def test_a_models_answer_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "d ié 模型"
+    folder.mkdir()
+    path = build_model(folder / f"m {LLAMA}.gguf", EMOJI)
+    done = supervise("run", "-q", str(path), "hi", env=environment(**ASCII_LOCALE, TMPDIR=str(folder)))
+    assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == LLAMA_BYTES
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import struct
+import subprocess
 import termios
 import time
 
+import psutil
 import pytest
 
 from tests.helpers.command_line import Running, assert_gone, running, scripted
@@ -99,6 +102,25 @@ def test_sigterm_ends_it_as_one_ctrl_c_does() -> None:
         assert command.finish() == 143
     assert "after the cancel (in_band)" in command.report
     assert_gone(pid)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_process_of_a_container_takes_signals_too(number: signal.Signals, code: int) -> None:
+    # The system gives process 1 of a pid namespace no signal that it has no handler for.
+    contained = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if shutil.which("unshare") is None or subprocess.run([*contained, "true"], check=False).returncode:
+        pytest.skip("pid namespaces are not permitted here")
+    with running("run", *SLOW, "-v", "hi", prefix=contained) as command:
+        command.read_until("out", "w2 ")
+        (first,) = psutil.Process(command.process.pid).children()
+        family = [first, *first.children(recursive=True)]
+        assert len(family) == 2
+        first.send_signal(number)
+        assert command.finish() == code
+    assert "after the cancel (in_band)" in command.report
+    _no_traceback(command)
+    for member in family:
+        assert_gone(member.pid)
 
 
 def test_a_ctrl_c_that_the_caller_ignores_stays_ignored() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
 from infervisor import (
@@ -25,25 +24,11 @@ from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor import process as process_module
 from infervisor.supervisor.events import WorkerExited, WorkerHung
 from tests.helpers.host_process import complaints, host
-from tests.helpers.supervised import scripted
+from tests.helpers.supervised import answers, scripted
 
 pytestmark = pytest.mark.anyio
 
 ENDLESS = {"pace_s": 0.005}
-
-
-async def answers(supervisor: Supervisor) -> int:
-    """Return the pid of the worker that answers a short request."""
-    answer = await supervisor.generate("hello", max_tokens=3)
-    assert answer.text == "w0 w1 w2 "
-    assert answer.report.worker_pid is not None
-    return answer.report.worker_pid
-
-
-def only_worker() -> int:
-    """Return the pid of the one child that this process has."""
-    (child,) = psutil.Process().children()
-    return child.pid
 
 
 # --- odd hosts -----------------------------------------------------------------------------------------

@@ -35,20 +35,12 @@ from infervisor.supervisor.events import (
 from infervisor.supervisor.output_ring import MAX_LINE_BYTES, MAX_LINES
 from tests.helpers.models import build_models
 from tests.helpers.odd_worker import as_interpreter, deaf_to_sigterm
-from tests.helpers.supervised import QUICK_LIVENESS, Told, scripted
+from tests.helpers.supervised import QUICK_LIVENESS, Told, answers, scripted
 from tests.helpers.waiting import is_gone, until, wait_gone
 
 pytestmark = pytest.mark.anyio
 
 ONE_START = RestartPolicy(max_failed_starts=0, cooldown_s=600)
-
-
-async def answers(supervisor: Supervisor) -> int:
-    """Return the pid of the worker that answers a short request."""
-    answer = await supervisor.generate("hello", max_tokens=3)
-    assert answer.text == "w0 w1 w2 "
-    assert answer.report.worker_pid is not None
-    return answer.report.worker_pid
 
 
 def once(tmp_path: Path, kind: str, at: str = "decode", **parts: Any) -> dict[str, Any]:

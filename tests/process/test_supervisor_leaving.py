@@ -21,25 +21,11 @@ from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor.events import LoadProgress, WorkerExited
 from tests.helpers.host_process import complaints, host
 from tests.helpers.supervised import QUICK_GRACES, scripted
-from tests.helpers.waiting import is_gone
+from tests.helpers.waiting import is_gone, only_worker
 
 pytestmark = pytest.mark.anyio
 
 ENDLESS = {"pace_s": 0.005}
-
-
-async def answers(supervisor: Supervisor) -> int:
-    """Return the pid of the worker that answers a short request."""
-    answer = await supervisor.generate("hello", max_tokens=3)
-    assert answer.text == "w0 w1 w2 "
-    assert answer.report.worker_pid is not None
-    return answer.report.worker_pid
-
-
-def only_worker() -> int:
-    """Return the pid of the one child that this process has."""
-    (child,) = psutil.Process().children()
-    return child.pid
 
 
 # --- stopping ------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from infervisor.supervisor.events import (
     WorkerHung,
     WorkerSpawned,
 )
-from tests.helpers.supervised import QUICK_LIVENESS, scripted
+from tests.helpers.supervised import QUICK_LIVENESS, answers, scripted
 from tests.helpers.waiting import is_gone, until, wait_gone
 
 pytestmark = pytest.mark.anyio
@@ -47,14 +47,6 @@ SAYS_X: dict[str, Any] = {"at": "open", "kind": "flood_stderr", "bytes": 80}
 LONG = "word " * 3000
 """A prompt that takes minutes at the rate of `BUSY`."""
 BUSY: dict[str, Any] = {"prefill_tokens_per_s": 20, "pace_s": 0.002, "faults": [SAYS_X]}
-
-
-async def answers(supervisor: Supervisor) -> int:
-    """Return the pid of the worker that answers a short request."""
-    answer = await supervisor.generate("hello", max_tokens=3)
-    assert answer.text == "w0 w1 w2 "
-    assert answer.report.worker_pid is not None
-    return answer.report.worker_pid
 
 
 @asynccontextmanager

@@ -26,17 +26,9 @@ from infervisor.supervisor.events import (
     WorkerExited,
     WorkerSpawned,
 )
-from tests.helpers.supervised import Told, scripted
+from tests.helpers.supervised import Told, answers, scripted
 
 pytestmark = pytest.mark.anyio
-
-
-async def answers(supervisor: Supervisor) -> int:
-    """Return the pid of the worker that answers a short request."""
-    answer = await supervisor.generate("hello", max_tokens=3)
-    assert answer.text == "w0 w1 w2 "
-    assert answer.report.worker_pid is not None
-    return answer.report.worker_pid
 
 
 @pytest.mark.parametrize("phase", ["import", "load", "warm_up"])

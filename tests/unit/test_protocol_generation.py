@@ -124,7 +124,7 @@ def test_logit_bias_takes_token_ids_and_biases_in_range() -> None:
     ids=lambda t: type(t).__name__,
 )
 def test_logit_bias_refuses_what_is_no_token_id(token: Any) -> None:
-    refuse("logit_bias token id", lambda: Sampling(logit_bias={token: 1.0}))
+    refuse("logit_bias", lambda: Sampling(logit_bias={token: 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_logit_bias_refuses_what_is_no_token_id(token: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_logit_bias_refuses_what_is_no_bias(value: Any) -> None:
-    refuse("logit_bias value", lambda: Sampling(logit_bias={3: value}))
+    refuse("logit_bias", lambda: Sampling(logit_bias={3: value}))
 
 
 def test_only_a_float_can_ban_a_token() -> None:
@@ -143,7 +143,7 @@ def test_only_a_float_can_ban_a_token() -> None:
 
         __hash__ = object.__hash__
 
-    refuse("logit_bias value", lambda: Sampling(logit_bias={3: EqualToEverything()}))  # type: ignore[dict-item]
+    refuse("logit_bias", lambda: Sampling(logit_bias={3: EqualToEverything()}))  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("bias", [None, [], [[1, 2]], "5", 5, HUGE], ids=range(6))
