@@ -125,6 +125,10 @@ class ForPeople:
         """Say a line on standard error."""
         self._clear_bar()
         if not self._quiet:
+            if not self._column_0 and self._stdout.is_terminal and self._say.stderr.is_terminal:
+                # Not behind the last word of the answer.
+                self._say.stderr.post(b"\n")
+                self._column_0 = True
             self._say.line(f"supervise: {line}")
 
     async def token(self, chunk: Chunk) -> None:

@@ -117,7 +117,7 @@ class Probe:
         template = "chat template" if facts.get("has_chat_template") else "no chat template"
         return (
             f"{facts.get('library')} on {device}{threads}; context {facts['context_tokens']} tokens, "
-            f"{facts['slots']} slots, {template}",
+            f"{facts['slots']} slot{'s' if facts['slots'] != 1 else ''}, {template}",
             {"facts": dict(facts)},
         )
 
