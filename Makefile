@@ -33,7 +33,7 @@ help:
 
 # By standard input, so that no prompt can be taken for an option or a file.
 run: $(DEMO)
-	@printf '%s' "$$PROMPT" | $(BIN)/supervise run $${MODEL:+--model "$$MODEL"}
+	@printf '%s' "$$PROMPT" | $(BIN)/supervise run --temperature 0 --max-tokens 200 $${MODEL:+--model "$$MODEL"}
 
 test: $(DEV)
 	$(BIN)/python -m pytest -n 3 --dist loadgroup

@@ -19,6 +19,8 @@ from infervisor.protocol.quoting import quoted
 
 PROTOCOL_VERSION = 1
 U64 = 1 << 64
+MAX_DEPTH = 40
+"""How deep maps and arrays in a field may be nested."""
 
 ENDED_WHY = frozenset(
     {"stop", "stop_sequence", "length", "context_full", "cancelled", "invalid_request", "engine_error"}
@@ -60,7 +62,16 @@ def _is_flag(value: object) -> bool:
 
 
 def _is_map(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and _is_shallow(value)
+
+
+def _is_shallow(value: object, depth: int = 0) -> bool:
+    # What is nested deeper than any message needs would exhaust the stack of whoever shows or copies it.
+    if isinstance(value, Mapping):
+        return depth < MAX_DEPTH and all(_is_shallow(entry, depth + 1) for entry in value.values())
+    if isinstance(value, (list, tuple)):
+        return depth < MAX_DEPTH and all(_is_shallow(entry, depth + 1) for entry in value)
+    return True
 
 
 def _is_map_or_none(value: object) -> bool:
@@ -89,7 +100,7 @@ def _is_tokens(value: object) -> bool:
         token, text, logprobs = entry
         if type(token) is not int or token < 0 or type(text) is not str:
             return False
-        if logprobs is not None and not isinstance(logprobs, list):
+        if logprobs is not None and not (isinstance(logprobs, list) and _is_shallow(logprobs)):
             return False
     return True
 

@@ -97,9 +97,10 @@ class Attempt:
         """The prompt fits and sits in a slot."""
         self.step(Began(), now)
         request = self.request
-        request.timeline.started_ns = now
         request.usage = Usage(prompt_tokens=message.prompt_tokens, cached_tokens=message.cached_tokens)
-        self._owner.attempt_started(request)
+        if not request.has_ended:
+            request.timeline.started_ns = now
+            self._owner.attempt_started(request)
 
     def on_tokens(self, message: Tokens, now: int) -> None:
         """Tokens were computed."""
@@ -110,7 +111,7 @@ class Attempt:
         self.step(TokensArrived(window.worker_may_compute), now)
         if request.has_ended:
             return
-        request.timeline.receive_tokens(count, now, message.t_ns)
+        request.timeline.receive_tokens(count, now, self._plausible(message.t_ns, now))
         silent = request.put(message.tokens, now)
         if silent:
             self._take(silent, now)
@@ -133,12 +134,16 @@ class Attempt:
     def on_released(self, message: Released, now: int) -> None:
         """Its slot is free."""
         request = self.request
-        if request.timeline.cancel_requested_ns is not None:
-            request.timeline.cancel_noticed_ns = message.noticed_ns
+        if request.timeline.cancel_requested_ns is not None and message.noticed_ns is not None:
+            request.timeline.cancel_noticed_ns = self._plausible(message.noticed_ns, now)
         # The worker's own stamp, on the clock that both ends share: the frame may have waited in the pipe. But
         # nothing is called released before the last token that was seen.
-        freed_ns = max(min(message.freed_ns, now), request.timeline.last_token_ns or 0)
+        freed_ns = max(self._plausible(message.freed_ns, now), request.timeline.last_token_ns or 0)
         self.step(ReleaseArrived(), freed_ns)
+
+    def _plausible(self, stamp_ns: int, now: int) -> int:
+        """Return a worker's stamp, moved into the time in which it can have been made."""
+        return min(max(stamp_ns, self.request.timeline.submitted_ns or 0), now)
 
     def on_process_gone(self, now: int) -> None:
         """The worker's exit was collected."""

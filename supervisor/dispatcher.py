@@ -75,7 +75,10 @@ class Dispatcher:
         """Tell the user. A callback that raises is logged and harms nothing."""
         try:
             self._on_event(event)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            # Also a cancellation that the callback got from somewhere: taken for ours, it would end our tasks.
             log.exception("on_event failed for %s", type(event).__name__)
 
     # --- requests: in ----------------------------------------------------------------------------

@@ -37,6 +37,8 @@ def worker_environment(host: Mapping[str, str], env: Mapping[str, str | None]) -
     passed = {
         name: value for name, value in host.items() if name in PASSED or name.startswith(PASSED_PREFIXES)
     }
+    if not isinstance(env, Mapping):
+        raise ConfigurationError(f"env must map names of variables to strings, not be a {type(env).__name__}")
     for name, given in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigurationError(f"env holds {name!r:.80}, which can't be the name of a variable")

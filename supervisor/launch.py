@@ -34,7 +34,7 @@ def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
                 "name a model: the path of a .gguf file, or default_model() for the embedded default"
             )
         return None
-    path = os.fspath(model)
+    path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else model
     if not isinstance(path, str):
         raise ConfigurationError(f"the model must be a path as text, not {path!r:.80}")
     if not path or "\0" in path:
@@ -52,6 +52,8 @@ def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
 def interpreter(python: str | os.PathLike[str] | None) -> str:
     """Return the interpreter for the worker: a path made absolute, or a name for the search path."""
     if python is not None:
+        if not isinstance(python, (str, os.PathLike)) or not os.fspath(python):
+            raise ConfigurationError(f"python must be the path of an interpreter, not {python!r:.80}")
         return os.fspath(python) if os.sep not in os.fspath(python) else os.path.abspath(os.fspath(python))
     if not sys.executable:
         raise ConfigurationError("this host has no interpreter of its own: name one with python=")

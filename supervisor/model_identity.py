@@ -1,7 +1,8 @@
 """Whether a model's file is still the one that was loaded.
 
 A file that is overwritten in place changes the weights under a running model, silently: the answers become
-wrong, not the process. An unlinked file is harmless. Looked at before each start and while idle.
+wrong, not the process. An unlinked file is harmless. Looked at before each start, with each request and while
+idle.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def check_request(
         limits=Limits.from_wire({"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos}),
         seed=secrets.randbelow(SEED_LIMIT) if seed is None else check_seed(seed),
         special=special,
-        window=window,
+        window=int(window),
         template_clock_s=time.time(),
     )
     return request

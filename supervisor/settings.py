@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from infervisor.protocol.deadlines import Budget
 from infervisor.protocol.errors import ConfigurationError
 from infervisor.protocol.ladder import Rung, Stage
 from infervisor.protocol.machines.slot import RestartRules
+from infervisor.protocol.quoting import quoted
 from infervisor.protocol.timeline import NS_PER_S
 
+K = TypeVar("K")
 MAX_SECONDS = 10 * 365 * 86400.0
 
 
@@ -30,6 +33,15 @@ def check_count(name: str, value: object, low: int, high: int) -> int:
     """Return `value` as a whole number in a range. Raises `ConfigurationError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigurationError(f"{name} must be a whole number from {low} to {high}, not {value!r:.60}")
+    return value
+
+
+def check_kind(name: str, value: object, kind: type[K]) -> K:
+    """Return `value` if it is of this kind. Raises `ConfigurationError` that says how to make one."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(
+            f"{name} must be made with {kind.__name__}(…), not {type(value).__name__}: {quoted(value)}"
+        )
     return value
 
 

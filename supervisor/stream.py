@@ -39,15 +39,17 @@ class Answer:
 class Stream:
     """One request. Made by `Supervisor.stream`; enters the queue when it is entered or first read."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, mailbox: Mailbox, request: Request, check_usable: Callable[[], None]
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, mailbox: Mailbox, request: Request) -> None:
         self._dispatcher = dispatcher
         self._mailbox = mailbox
         self._request = request
-        self._check_usable = check_usable
         self._admitted = False
         self._reading = False
+        self._read_up = False
+
+    def __repr__(self) -> str:
+        state = self._request.state
+        return f"<Stream {self._request.id} {state.reason or state.phase}>"
 
     # --- as a context manager --------------------------------------------------------------------
 
@@ -60,16 +62,23 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel if it hasn't ended, and wait until its resources are free, at most the ladder's graces."""
-        self._mailbox.is_here()
+        self._check_here()
         self._dispatcher.abandon(self._request, EndReason.CANCELLED)
         await self.released()
 
     def _admit(self) -> None:
-        self._check_usable()
+        # A stream that was admitted may be read to its end even when the supervisor is closed by then.
+        self._check_here()
         if not self._admitted:
             self._admitted = True
             if not self._request.has_ended:
                 self._dispatcher.admit(self._request)
+
+    def _check_here(self) -> None:
+        if not self._mailbox.is_here():
+            raise UsageError(
+                "use this stream in the thread of its event loop; only cancel and kill go anywhere"
+            )
 
     def __del__(self) -> None:
         # A collector may run this in the middle of a decision, or in another thread: post, don't act.
@@ -104,6 +113,7 @@ class Stream:
                     reason = request.state.reason
                     assert reason is not None
                     if reason.end_class in (EndClass.NATURAL, EndClass.CALLER):
+                        self._read_up = True
                         raise StopAsyncIteration
                     raise self._dispatcher.end_error(request)
                 await request.news.wait()
@@ -116,6 +126,8 @@ class Stream:
         Raises the error of every end that isn't natural, a cancel included: a fragment never looks like an
         answer. The error's `report` tells the rest.
         """
+        if self._read_up:
+            raise UsageError("this stream was read to its end before; its text is with whoever read it")
         pieces = [chunk.text async for chunk in self]
         if self._request.state.reason is None or not self._request.state.reason.is_natural:
             raise self._dispatcher.end_error(self._request)
@@ -149,6 +161,7 @@ class Stream:
         then still says `is_released` False belongs to a release that is being forced and is late.
         """
         request = self._request
+        self._check_here()
         if not self._admitted and not request.has_ended:
             raise UsageError("this stream was never started: enter it or read it first")
         while not request.has_ended:

@@ -18,11 +18,14 @@ import anyio
 import anyio.abc
 
 from infervisor.protocol.errors import (
+    ConfigurationError,
     InfervisorError,
+    InvalidRequest,
     ShuttingDown,
     UsageError,
 )
 from infervisor.protocol.machines.slot import SlotPhase
+from infervisor.protocol.quoting import quoted
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
@@ -40,6 +43,7 @@ from infervisor.supervisor.settings import (
     RestartPolicy,
     StopGraces,
     check_count,
+    check_kind,
 )
 from infervisor.supervisor.status import Status
 from infervisor.supervisor.stream import Answer, Stream
@@ -77,9 +81,11 @@ class Supervisor:
         on_event: Callable[[events.Event], None] | None = None,
         wait_until_ready: bool = True,
     ) -> None:
-        self._deadlines = deadlines or Deadlines()
-        self._escalation = escalation or Escalation()
-        self._restart = restart or RestartPolicy()
+        self._deadlines = check_kind("deadlines", deadlines or Deadlines(), Deadlines)
+        self._escalation = check_kind("escalation", escalation or Escalation(), Escalation)
+        self._restart = check_kind("restart", restart or RestartPolicy(), RestartPolicy)
+        if on_event is not None and not callable(on_event):
+            raise ConfigurationError(f"on_event must be a function of one event, not {quoted(on_event)}")
         self._window = check_count("window", window, 1, 1 << 20)
         self._max_queue = check_count("max_queue", max_queue, 0, 1 << 20)
         self._wait_until_ready = wait_until_ready
@@ -92,8 +98,8 @@ class Supervisor:
             environment=worker_environment(os.environ, env or {}),
             load=load_message(engine, self._path, options or {}),
             startup_s=self._deadlines.startup_s,
-            graces=graces or StopGraces(),
-            liveness=liveness or Liveness(),
+            graces=check_kind("graces", graces or StopGraces(), StopGraces),
+            liveness=check_kind("liveness", liveness or Liveness(), Liveness),
         )
         self._pid = os.getpid()
         self._thread: int | None = None
@@ -107,6 +113,10 @@ class Supervisor:
         self._model_change: str | None = None
         self._sample: Sample | None = None
         self._peak_rss_bytes = 0
+
+    def __repr__(self) -> str:
+        state = "not entered" if self._dispatcher is None else self._dispatcher.slot.state.phase.value
+        return f"<Supervisor of {self._path or 'no model'}: {state}>"
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -184,6 +194,8 @@ class Supervisor:
         if not self._closed:
             self._closed = True
             dispatcher.close()
+            # Whoever waits for a worker waits in vain from now on.
+            self._changed.ring()
         # Race "two tasks stop it": the second one, too, returns when the worker is collected.
         with anyio.CancelScope(shield=True):
             while dispatcher.slot.worker is not None:
@@ -265,6 +277,10 @@ class Supervisor:
         """
         dispatcher = self._check_usable()
         assert self._mailbox is not None
+        if deadlines is not None and not isinstance(deadlines, Deadlines):
+            raise InvalidRequest(
+                f"deadlines must be made with Deadlines(…), not {quoted(deadlines)}", "deadlines"
+            )
         given = check_request(
             prompt,
             messages,
@@ -277,9 +293,11 @@ class Supervisor:
             sampling=sampling,
         )
         request = dispatcher.create(given, deadlines or self._deadlines)
+        # A short answer is whole before the next look at the file.
+        self._look_at_model()
         if self._model_change is not None:
             request.warnings.append(f"the model file changed while it was loaded: {self._model_change}")
-        return Stream(dispatcher, self._mailbox, request, self._require_usable)
+        return Stream(dispatcher, self._mailbox, request)
 
     async def generate(
         self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any
@@ -363,6 +381,3 @@ class Supervisor:
         if self._closed and not closed_is_fine:
             raise ShuttingDown("the supervisor is closed; make a new one")
         return self._dispatcher
-
-    def _require_usable(self) -> None:
-        self._check_usable()

@@ -15,6 +15,7 @@ import anyio
 
 from infervisor.protocol.timeline import NS_PER_S
 
+MIN_TIDY = 1024
 STALL_NS = 100_000_000
 """A timer that comes this late means that the parent was stalled."""
 
@@ -39,8 +40,12 @@ class Alarm:
 
     def retire(self) -> None:
         """Never ring again, and let go of the action: an armed time may lie hours ahead."""
-        self.due_ns = None
+        self.due_ns = self._armed_ns = None
         self._action = _nothing
+
+    def waits_for(self, armed_ns: int) -> bool:
+        """Whether the entry of this armed time is the one that it would ring by."""
+        return self._armed_ns == armed_ns
 
     def ring(self, armed_ns: int) -> None:
         """Called by the timers when an armed time has come."""
@@ -68,6 +73,7 @@ class Timers:
         self._on_stall = on_stall
         self._heap: list[tuple[int, int, Alarm]] = []
         self._order = itertools.count()
+        self._tidy_at = MIN_TIDY
         self._changed = anyio.Event()
 
     def alarm(self, action: Callable[[], None]) -> Alarm:
@@ -78,6 +84,11 @@ class Timers:
         """Arm `alarm`; used by the alarm itself."""
         earliest = not self._heap or due_ns < self._heap[0][0]
         heapq.heappush(self._heap, (due_ns, next(self._order), alarm))
+        if len(self._heap) > self._tidy_at:
+            # Entries that will do nothing, of retired or re-aimed alarms, may lie hours ahead.
+            self._heap = [entry for entry in self._heap if entry[2].waits_for(entry[0])]
+            heapq.heapify(self._heap)
+            self._tidy_at = max(MIN_TIDY, 2 * len(self._heap))
         if earliest:
             self._changed.set()
 

@@ -16,6 +16,8 @@ from infervisor.supervisor.settings import Liveness, to_ns
 from infervisor.supervisor.timers import Timers
 
 STEP_PHASES = ("prefill", "decode")
+MAX_STEP_NS = 15 * NS_PER_S
+"""What a step can count for at most: one that was stretched by a suspended machine must not stretch all graces."""
 
 
 class Watchdog:
@@ -57,7 +59,7 @@ class Watchdog:
             self._moved_ns = now
         for phase, ns in message.longest_ns.items():
             if phase in STEP_PHASES:
-                self._longest_ns[phase] = max(ns, self._longest_ns.get(phase, 0))
+                self._longest_ns[phase] = max(min(ns, MAX_STEP_NS), self._longest_ns.get(phase, 0))
 
     def watch(self) -> None:
         """Look at what is owed, and ring when the worker has stood still too long for it."""

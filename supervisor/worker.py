@@ -32,6 +32,7 @@ from infervisor.protocol.messages import (
     Started,
     Tokens,
 )
+from infervisor.protocol.quoting import quoted
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.exit_report import ExitReport
@@ -86,6 +87,7 @@ class Worker:
         self._protocol_error: ProtocolError | None = None
         self._during = p.ProcessPhase.SPAWNED
         self.leaving_ns: int | None = None
+        self._asked_for_stacks = False
         self._retiring: p.DeathCause | None = None
         self._load_place: tuple[str, float] = ("", -1.0)
         # Raises WorkerSpawnError before anything else exists.
@@ -144,6 +146,10 @@ class Worker:
                 tasks.start_soon(self.link.read_output_forever)
                 await self.process.wait_exit()
                 tasks.cancel_scope.cancel()
+        except BaseException:
+            # This task was cut, not the worker.
+            self.kill(p.DeathCause.STOPPED)
+            raise
         finally:
             self._collect()
 
@@ -164,6 +170,9 @@ class Worker:
         self.link.read_output(COLLECT_READS)
         status = self.process.collect()
         self.link.close()
+        if self._asked_for_stacks and status.signal_number == SIGUSR2:
+            # It has no handler for the signal that asks for its stacks: that is still our doing.
+            self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE))
         self.apply(p.Exited())
         self._watchdog.stop()
         for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm):
@@ -301,8 +310,8 @@ class Worker:
             case Ready():
                 self._on_ready(message)
             case Failed():
-                self._failed = message
                 self._apply_frame(p.FailedArrived(), message)
+                self._failed = self._failed or message
             case Log():
                 self._owner.worker_logged(self, message)
 
@@ -344,7 +353,9 @@ class Worker:
     def _on_ready(self, message: Ready) -> None:
         slots, context = message.facts.get("slots"), message.facts.get("context_tokens")
         if not isinstance(slots, int) or not 1 <= slots <= 4096 or not isinstance(context, int):
-            raise RemoteProtocolError(f"ready.facts: slots {slots!r:.40} and context_tokens {context!r:.40}")
+            raise RemoteProtocolError(
+                f"ready.facts: slots {quoted(slots)} and context_tokens {quoted(context)}"
+            )
         self.facts = {**message.facts, "fingerprint": message.fingerprint}
         self._apply_frame(p.ReadyArrived(), message)
 
@@ -382,6 +393,7 @@ class Worker:
     def _hung(self, stalled_s: float) -> None:
         self._owner.worker_hung(self, stalled_s)
         # All stacks go into its output before the kill; the handler works while the GIL is held.
+        self._asked_for_stacks = True
         self.process.signal(SIGUSR2)
 
     def forgive_stall(self, now: int) -> None:

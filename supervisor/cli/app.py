@@ -41,6 +41,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         # Before or after the time in which a command takes signals itself.
         sys.exit(ExitCode.CANCELLED)
+    except OSError as error:
+        # Help, version and messages of usage errors; what commands write has ends of its own.
+        sys.exit(ExitCode.READER_GONE if isinstance(error, ConnectionError) else ExitCode.OUTPUT_FAILED)
     except Exception as error:
         sys.exit(_tell(error))
     sys.exit(ExitCode.OK)
@@ -98,7 +101,7 @@ def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL] [PROMPT",
+            metavar="MODEL|PROMPT",
             show_default=False,
             help="MODEL: a .gguf file; without it the embedded default. PROMPT: text; without it standard input. "
             "A single argument is the model if it ends in .gguf or exists as a file.",
@@ -211,7 +214,7 @@ def run(
 def probe(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", show_default=False, help="A .gguf file, or the embedded default."),
+        typer.Argument(metavar="MODEL", show_default=False, help="A .gguf file, or the embedded default."),
     ] = None,
     step_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time of each step.")] = 60.0,
     ctx: CtxFlag = None,

@@ -45,6 +45,11 @@ def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | Non
             raise typer.BadParameter("the model is given twice: as an argument and with --model")
         return model, words[0] if words else None
     if len(words) == 2:
+        if not words[0].lower().endswith(".gguf") and not _exists(words[0]):
+            raise typer.BadParameter(
+                f"{_shown(words[0])} is no model: there is no such file. Quote a prompt of several words, "
+                "or name the model with --model"
+            )
         return words[0], words[1]
     if not words:
         return None, None

@@ -17,6 +17,8 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+MIN_COLUMNS = 44
+"""What a progress bar takes."""
 MAX_WAITING = 1000
 """Pieces that `post` may leave in the queue; more are dropped, since nobody reads them."""
 
@@ -26,12 +28,18 @@ class Output:
 
     def __init__(self, fd: int) -> None:
         self.is_terminal = os.isatty(fd)
+        self.draws = self.is_terminal and os.environ.get("TERM") != "dumb" and _columns(fd) >= MIN_COLUMNS
+        """Whether a line can be drawn over again."""
         self.dropped = 0
         self._fd = fd
         self._error: OSError | None = None
         self._waiting: queue.SimpleQueue[tuple[bytes, anyio.Event | None]] = queue.SimpleQueue()
         self._token = anyio.lowlevel.current_token()
         threading.Thread(target=self._write_forever, name=f"output {fd}", daemon=True).start()
+
+    def is_same_as(self, other: Output) -> bool:
+        """Whether both write to the same terminal, pipe or file."""
+        return os.path.sameopenfile(self._fd, other._fd)
 
     async def write(self, data: bytes) -> None:
         """Return when `data` and everything before it is written. Raises OSError from then on if it can't be.
@@ -82,6 +90,13 @@ class Output:
             await anyio.sleep_forever()
         # The writing end of a pipe never gets readable; what wakes this is its error condition.
         await anyio.wait_readable(self._fd)
+
+
+def _columns(fd: int) -> int:
+    try:
+        return os.get_terminal_size(fd).columns or MIN_COLUMNS  # 0 is unknown
+    except OSError:
+        return MIN_COLUMNS
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -105,7 +105,7 @@ class ForPeople:
 
     def event(self, event: Event) -> None:
         """Draw the progress bar."""
-        shows_bar = self._say.stderr.is_terminal and not self._quiet
+        shows_bar = self._say.stderr.draws and not self._quiet
         if shows_bar and isinstance(event, LoadProgress):
             done = round(event.fraction * BAR_CELLS)
             bar = "█" * done + "░" * (BAR_CELLS - done)
@@ -125,11 +125,14 @@ class ForPeople:
         """Say a line on standard error."""
         self._clear_bar()
         if not self._quiet:
-            if not self._column_0 and self._stdout.is_terminal and self._say.stderr.is_terminal:
-                # Not behind the last word of the answer.
-                self._say.stderr.post(b"\n")
-                self._column_0 = True
+            self._leave_answer()
             self._say.line(f"supervise: {line}")
+
+    def _leave_answer(self) -> None:
+        """Where answer and notes go to the same place, no note follows the last word of the answer."""
+        if not self._column_0 and self._say.stderr.is_same_as(self._stdout):
+            self._say.stderr.post(b"\n")
+            self._column_0 = True
 
     async def token(self, chunk: Chunk) -> None:
         """Write a piece of the answer, unchanged unless a terminal would act on it."""
@@ -144,6 +147,9 @@ class ForPeople:
         if self._stdout.is_terminal and not self._column_0:
             self._stdout.post(b"\n")
             await self._stdout.flush(FLUSH_S)
+            self._column_0 = True
+        if error is not None or not self._quiet:
+            self._leave_answer()
         if error is not None:
             self._say.error(error)
         if not self._quiet:

@@ -64,7 +64,14 @@ async def probe(settings: ProbeSettings) -> ExitCode:
         tasks.start_soon(interrupts.watch_reader, stdout)
         code = await _run_steps(settings, show, diagnostics, interrupts)
         tasks.cancel_scope.cancel()
-    await stdout.flush(FLUSH_S)
+    try:
+        with anyio.move_on_after(FLUSH_S):
+            await stdout.write(b"")
+    except ConnectionError:
+        code = ExitCode.READER_GONE
+    except OSError as error:
+        diagnostics.line(f"supervise: the results can't be written: {error.strerror}")
+        code = ExitCode.OUTPUT_FAILED
     await stderr.flush(FLUSH_S)
     return code
 

@@ -91,7 +91,7 @@ class Probe:
 
     async def spawn(self) -> Outcome:
         """The process is there and speaks."""
-        event = await self.told.wait_for_any(LoadProgress, WorkerExited, BreakerOpened)
+        event = await self.told.wait_for_any(LoadProgress, WorkerBecameReady, WorkerExited, BreakerOpened)
         if isinstance(event, BreakerOpened):
             raise Failed(event.reason)
         if isinstance(event, WorkerExited):

@@ -28,7 +28,7 @@ from infervisor import (
 from infervisor.supervisor.cli.exit_codes import ExitCode, code_of
 from infervisor.supervisor.cli.interrupts import Interrupts
 from infervisor.supervisor.cli.output import Output
-from infervisor.supervisor.cli.presentation import AsJson, Diagnostics, ForPeople, Presentation
+from infervisor.supervisor.cli.presentation import FLUSH_S, AsJson, Diagnostics, ForPeople, Presentation
 
 LAST_WORDS_S = 1.0
 """How long what is left may take to be written after a deadline or a fault has ended the answer."""
@@ -75,6 +75,8 @@ async def run(settings: RunSettings) -> ExitCode:
         tasks.start_soon(interrupts.watch_reader, stdout)
         code = await _Run(settings, show, interrupts, stdout).whole()
         tasks.cancel_scope.cancel()
+    # The end of the worker was told after the report.
+    await stderr.flush(FLUSH_S)
     return code
 
 

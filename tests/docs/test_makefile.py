@@ -71,16 +71,19 @@ def test_check_runs_the_tests_and_every_tool(installed: Path) -> None:
         assert tool in dry.stdout
 
 
+FLAGS = "--temperature\n0\n--max-tokens\n200"
+
+
 @pytest.mark.parametrize("prompt", ["""it's "that" `id` $(HOME) $5""", "--help", "README.md", "a\nb"])
 def test_the_prompt_reaches_the_program_as_it_was_typed(installed: Path, prompt: str) -> None:
     done = run(["make", f"VENV={installed}", "run", f"PROMPT={prompt}"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{prompt}\nrun"
+    assert done.stdout == f"{prompt}\nrun\n{FLAGS}"
 
 
 def test_a_named_model_is_passed_on(installed: Path) -> None:
     done = run(["make", f"VENV={installed}", "run", "PROMPT=x", "MODEL=a b.gguf"])
-    assert done.stdout == "x\nrun\n--model\na b.gguf"
+    assert done.stdout == f"x\nrun\n{FLAGS}\n--model\na b.gguf"
 
 
 def test_an_old_interpreter_is_named_with_what_to_do(tmp_path: Path) -> None:

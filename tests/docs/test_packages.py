@@ -80,7 +80,9 @@ def test_wheel_carries_the_licence_the_command_and_the_version(wheel: Path) -> N
     with zipfile.ZipFile(wheel) as archive:
         texts = {name.split(".dist-info/")[-1]: name for name in archive.namelist()}
         assert b"Apache License" in archive.read(texts["licenses/LICENSE"])
-        assert b"supervise = infervisor.supervisor.cli.app:main" in archive.read(texts["entry_points.txt"])
+        assert b"supervise = infervisor.supervisor.cli.__main__:main" in archive.read(
+            texts["entry_points.txt"]
+        )
         metadata = archive.read(texts["METADATA"]).decode()
     code = "import infervisor; print(infervisor.__version__)"
     version = subprocess.run(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from typing import Any
 
+from infervisor.supervisor.cli.exit_codes import ExitCode
 from tests.helpers.command_line import assert_gone, scripted, supervise
 
 NAMES = [
@@ -103,3 +105,21 @@ def test_people_get_one_line_a_step_and_a_sum() -> None:
         assert name in line
     assert lines[-1] == "8 ok, 1 skipped"
     assert b"\x1b" not in done.stdout
+
+
+def test_results_that_cannot_be_written_are_no_success() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "infervisor.supervisor.cli", "probe", "--engine", "scripted"],
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == ExitCode.OUTPUT_FAILED
+    assert b"can't be written" in done.stderr
+
+
+def test_a_short_answer_is_no_reason_to_wait() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infervisor.supervisor.cli", "probe", "--engine", "scripted", "-o", "text=a b"],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.OK, done.stdout.decode()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infervisor import EndReason, Overloaded, Report, Stage
+from infervisor import EndReason, InvalidRequest, Overloaded, Report, Stage, UsageError
 from infervisor.supervisor.events import RequestReleased
 from tests.helpers.inside import PATIENT, until, words
 from tests.helpers.supervised import Told, scripted
@@ -184,3 +184,17 @@ async def test_an_answer_of_one_token_and_one_of_none_have_the_figures_that_they
         assert answer.report.timeline.first_token_ns is None
         assert answer.report.usage.completion_tokens == 0
         as_json(answer.report)
+
+
+async def test_deadlines_of_the_wrong_kind_are_refused_by_name() -> None:
+    async with scripted() as (supervisor, _):
+        with pytest.raises(InvalidRequest, match="Deadlines") as refused:
+            supervisor.stream("hello", deadlines={"total_s": 5})  # type: ignore[arg-type]
+        assert refused.value.field == "deadlines"
+
+
+async def test_a_text_that_was_read_is_not_empty_the_second_time_but_an_error() -> None:
+    async with scripted() as (supervisor, _), supervisor.stream("hello", max_tokens=2) as stream:
+        assert await stream.text() == "w0 w1 "
+        with pytest.raises(UsageError, match="read to its end"):
+            await stream.text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 
 from infervisor import (
     EndReason,
+    RestartPolicy,
     ShuttingDown,
     StopGraces,
     Supervisor,
     UsageError,
 )
 from infervisor.protocol.machines.process import DeathCause
-from infervisor.supervisor.events import LoadProgress, WorkerExited
+from infervisor.supervisor.events import LoadProgress, RestartScheduled, WorkerExited
 from tests.helpers.host_process import complaints, host
 from tests.helpers.supervised import QUICK_GRACES, scripted
 from tests.helpers.waiting import is_gone, only_worker
@@ -222,3 +224,36 @@ async def test_ctrl_c_in_the_host_ends_the_worker(anyio_backend: str) -> None:
         code, said, errors = program.finish()
         assert (code, said, complaints(errors)) == (0, "interrupted\n", [])
         assert is_gone(pid)
+
+
+async def test_what_had_arrived_is_still_read_after_the_supervisor_is_closed() -> None:
+    async with scripted({"text": "a b c"}) as (supervisor, _):
+        async with supervisor.stream("hello") as stream:
+            first = (await anext(stream)).text
+            with anyio.fail_after(20):
+                while stream.end_reason is None:
+                    await anyio.lowlevel.checkpoint()
+            await supervisor.stop()
+            assert first + await stream.text() == "a b c"
+        assert stream.end_reason is EndReason.STOP
+
+
+async def test_whoever_waits_for_a_worker_is_told_when_the_supervisor_is_closed() -> None:
+    policy = RestartPolicy(backoff_initial_s=600, backoff_max_s=600)
+    async with scripted(restart=policy) as (supervisor, told):
+        os.kill(only_worker(), signal.SIGKILL)
+        await told.wait_for(RestartScheduled)
+        refused: list[Exception] = []
+
+        async def wait() -> None:
+            try:
+                await supervisor.wait_ready()
+            except ShuttingDown as error:
+                refused.append(error)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                await supervisor.stop()
+        assert len(refused) == 1

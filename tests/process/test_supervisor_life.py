@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -281,12 +282,14 @@ async def test_too_many_crashes_within_the_period_open_the_breaker() -> None:
         assert supervisor.status().restarts == {"crashed": 2}
 
 
-async def test_an_event_handler_that_raises_harms_nothing() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+async def test_an_event_handler_that_raises_harms_nothing(error: type[BaseException]) -> None:
     def on_event(event: object) -> None:
-        raise RuntimeError(f"no room for {event}")
+        raise error(f"no room for {event}")
 
     async with Supervisor(engine="scripted", on_event=on_event) as supervisor:
-        await answers(supervisor)
+        pid = await answers(supervisor)
+        assert await answers(supervisor) == pid
 
 
 async def test_memory_and_processor_time_of_the_worker_are_sampled() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2.filters
 import pytest
 
 from infervisor.protocol.errors import InvalidRequest
@@ -174,3 +175,27 @@ def test_template_may_build_a_control_token_from_a_role() -> None:
     text, literals = chat.render([USER], None)
     assert text == "<|user|>"
     assert not literals.marks(text)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 'a'|center(3000000000) }}", "{{ '%3000000000d' % 1 }}", "{{ ('a' * 1000)|length }}"]
+)
+def test_nothing_is_computed_while_a_template_is_compiled(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+    monkeypatch.setitem(jinja2.filters.FILTERS, "center", lambda *given: computed.append("center"))
+    monkeypatch.setitem(jinja2.filters.FILTERS, "length", lambda *given: computed.append("length"))
+    assert template(source).usable
+    assert computed == []
+
+
+def test_a_field_too_wide_to_write_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too wide"):
+        template("{{ '%3000000000d' % 1 }}").render([USER], None)
+    assert rendered("{{ '%5d|%s' % (1, 'x') }}") == "    1|x"
+
+
+def test_a_template_that_writes_what_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="writes what is no text"):
+        template("{{ '\\ud800' }}").render([USER], None)

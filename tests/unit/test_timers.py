@@ -131,3 +131,18 @@ async def test_being_on_time_is_no_stall() -> None:
         await rung.wait(1)
     # A busy machine may itself be late; then at least so much.
     assert all(late_ns > STALL_NS for late_ns in stalls)
+
+
+async def test_entries_of_retired_alarms_dont_pile_up_and_the_others_still_ring() -> None:
+    async with running() as (timers, rung):
+        far_ns = time.monotonic_ns() + 3600 * NS_PER_S
+        idle = timers.alarm(rung.note("idle"))
+        idle.aim(far_ns)
+        idle.aim(None)
+        for _ in range(5000):
+            alarm = timers.alarm(rung.note("never"))
+            alarm.aim(far_ns)
+            alarm.retire()
+        assert len(timers._heap) < 2500
+        idle.aim(time.monotonic_ns() + MS)
+        assert await rung.wait(1) == ["idle"]

@@ -9,6 +9,7 @@ would hold the interpreter for minutes, and output that never ends.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from infervisor.worker.engines.llama.literal_text import ControlTexts, Literals
 MAX_RENDERED_CHARACTERS = 64 << 20
 MAX_OPERAND_LENGTH = 1 << 20
 MAX_NUMBER_BITS = 4096
+_WIDE_FIELD = re.compile(r"%[^%a-zA-Z]*\d{5}")
 
 
 class _Refused(Exception):
@@ -76,7 +78,11 @@ class ChatTemplate:
         if clock_s is not None:
             context["strftime_now"] = _clock(clock_s)
         try:
-            return self._run(context), literals
+            rendered = self._run(context)
+            rendered.encode()
+            return rendered, literals
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{self.origin} writes what is no text: {error}", "messages") from None
         except _Refused as error:
             raise InvalidRequest(f"{self.origin} refuses the messages: {error}", "messages") from None
         except Exception as error:
@@ -96,6 +102,7 @@ class ChatTemplate:
 
 
 def _environment() -> Any:
+    import jinja2
     import jinja2.ext
     import jinja2.sandbox
 
@@ -110,20 +117,32 @@ def _environment() -> Any:
 
     class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         # Single operations that don't return to the interpreter for minutes: no exception can end those.
-        intercepted_binops = frozenset({"*", "**"})
+        intercepted_binops = frozenset({"*", "**", "%"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "**" and not _small_power(left, right):
                 raise OverflowError("a power too large to compute")
             if operator == "*" and not _small_product(left, right):
                 raise OverflowError("a product too large to compute")
+            if operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
+                raise OverflowError("a field too wide to write")
             return super().call_binop(context, operator, left, right)
 
     environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[IgnoreGeneration, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[IgnoreGeneration, jinja2.ext.loopcontrols],
+        # Nothing is computed while compiling, at load and outside every guard: neither by the optimiser nor by
+        # the code generator, which computes constant output unless what finalises it needs the context.
+        optimized=False,
+        finalize=jinja2.pass_context(_unchanged),
     )
     environment.filters["tojson"] = _tojson
     return environment
+
+
+def _unchanged(context: Any, value: Any) -> Any:
+    return value
 
 
 def _small_power(left: Any, right: Any) -> bool:

@@ -188,7 +188,10 @@ class ScriptedEngine:
         if pieces is not None:
             if index < len(pieces):
                 return pieces[index]
-            cycles = self._options.end == "cycle" and bool(pieces)
+            # A model that may not end goes on somehow; this one begins again.
+            cycles = (self._options.end == "cycle" or bool(script.submit.limits.get("ignore_eos"))) and bool(
+                pieces
+            )
             return pieces[index % len(pieces)] if cycles else None
         if mode == "random" and script.temperature > 0:
             draw = hashlib.blake2b(f"{script.submit.seed} {index}".encode(), digest_size=4)
