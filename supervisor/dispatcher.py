@@ -27,6 +27,7 @@ from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.end_errors import error_of, sentence_of
 from infervisor.supervisor.escalator import Escalator, only_the_signal_was_heard
 from infervisor.supervisor.exit_report import ExitReport
+from infervisor.supervisor.rates import Rates
 from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import RequestInput
@@ -52,6 +53,7 @@ class Dispatcher:
         restart: RestartPolicy,
         escalation: Escalation,
         max_queue: int,
+        max_wait_s: float | None,
         on_event: Callable[[events.Event], None],
     ) -> None:
         self.timers = Timers(self._parent_stalled)
@@ -68,6 +70,8 @@ class Dispatcher:
         )
         self._cooldown_s = restart.cooldown_s
         self._max_queue = max_queue
+        self._max_wait_s = max_wait_s
+        self.rates = Rates()
         self._on_event = on_event
         self._request_ids = itertools.count(1)
 
@@ -97,9 +101,9 @@ class Dispatcher:
         self.slot.apply(WorkerWanted())
         if self.slot.is_open:
             self._refuse(request, EndReason.UNAVAILABLE, self.slot.refusal(), now)
-        if len(self.queue) >= self._max_queue and self._free_places() == 0:
-            full = Overloaded(f"the queue is full ({len(self.queue)} requests wait); try again later")
-            self._refuse(request, EndReason.OVERLOADED, full, now)
+        crowd = self._crowd()
+        if crowd is not None:
+            self._refuse(request, EndReason.OVERLOADED, Overloaded(f"{crowd}; try again later"), now)
         self.requests[request.id] = request
         self.queue.append(request)
         request.deadline_alarm = self.timers.alarm(lambda: self._deadline(request))
@@ -110,6 +114,18 @@ class Dispatcher:
         # Only what has to wait counts as depth: a free worker's request went through at once.
         self.queue_peak = max(self.queue_peak, len(self.queue))
         self.emit(events.RequestQueued(request.id, len(self.queue)))
+
+    def _crowd(self) -> str | None:
+        """Return why one more request is too many, or None."""
+        worker = self.slot.worker
+        if self._free_places() > 0:
+            return None
+        if len(self.queue) >= self._max_queue:
+            return f"the queue is full ({len(self.queue)} requests wait)"
+        wait_s = self.rates.wait_s(len(self.queue), 1 if worker is None else worker.places)
+        if self._max_wait_s is not None and wait_s is not None and wait_s > self._max_wait_s:
+            return f"the wait would be about {wait_s:.1f} s, and at most {self._max_wait_s:g} s is allowed"
+        return None
 
     def _refuse(self, request: Request, reason: EndReason, error: InfervisorError, now: int) -> None:
         request.state, _ = r.REQUEST.step(request.state, r.Lost(reason), now)
@@ -208,6 +224,7 @@ class Dispatcher:
             if alarm is not None:
                 alarm.retire()
         self.requests.pop(request.id, None)
+        self.rates.learn(request.timeline)
         request.released.set()
         self.emit(events.RequestReleased(request.report()))
         self.on_state_change()

@@ -44,6 +44,7 @@ from infervisor.supervisor.settings import (
     StopGraces,
     check_count,
     check_kind,
+    check_seconds,
 )
 from infervisor.supervisor.status import Status
 from infervisor.supervisor.stream import Answer, Stream
@@ -56,7 +57,9 @@ class Supervisor:
     """A model in a crash-isolated worker. Use it as an async context manager.
 
     model: path of a .gguf file; None only for engines that need none. options: the engine's load options.
-    window: tokens that the worker may compute ahead of a reader. max_queue: requests that may wait.
+    window: tokens that the worker may compute ahead of a reader; or window_s: seconds' worth of tokens at the rate
+    measured so far, and `window` until there is one. max_queue: requests that may wait; max_wait_s: refuse those
+    that would wait longer, as far as the requests so far tell.
     python: interpreter for the worker (3.11 or newer, with infervisor in it). env: variables for the worker, on
     top of a short list that it inherits; None removes one. on_event: called with every `Event`, in the loop's
     thread; it must not block. wait_until_ready: entering returns when the model is loaded and raises if it can't
@@ -70,7 +73,9 @@ class Supervisor:
         engine: str = "llama",
         options: Mapping[str, Any] | None = None,
         window: int = 32,
+        window_s: float | None = None,
         max_queue: int = 64,
+        max_wait_s: float | None = None,
         deadlines: Deadlines | None = None,
         escalation: Escalation | None = None,
         restart: RestartPolicy | None = None,
@@ -87,7 +92,9 @@ class Supervisor:
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, not {quoted(on_event)}")
         self._window = check_count("window", window, 1, 1 << 20)
+        self._window_s = None if window_s is None else check_seconds("window_s", window_s)
         self._max_queue = check_count("max_queue", max_queue, 0, 1 << 20)
+        self._max_wait_s = None if max_wait_s is None else check_seconds("max_wait_s", max_wait_s)
         self._wait_until_ready = wait_until_ready
         self._user_event = on_event or (lambda event: None)
         # Resolved once, so that a later chdir changes nothing; links are kept, since shards find each other
@@ -167,6 +174,7 @@ class Supervisor:
             restart=self._restart,
             escalation=self._escalation,
             max_queue=self._max_queue,
+            max_wait_s=self._max_wait_s,
             on_event=self._on_event,
         )
         dispatcher.on_state_change = self._changed.ring
@@ -284,7 +292,7 @@ class Supervisor:
         given = check_request(
             prompt,
             messages,
-            window=self._window if window is None else window,
+            window=self._default_window() if window is None else window,
             max_tokens=max_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
@@ -298,6 +306,12 @@ class Supervisor:
         if self._model_change is not None:
             request.warnings.append(f"the model file changed while it was loaded: {self._model_change}")
         return Stream(dispatcher, self._mailbox, request)
+
+    def _default_window(self) -> int:
+        assert self._dispatcher is not None
+        if self._window_s is None:
+            return self._window
+        return self._dispatcher.rates.window_tokens(self._window_s, self._window)
 
     async def generate(
         self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any

@@ -124,7 +124,12 @@ class Worker:
         """
         if not self.is_ready or self._retiring is not None or self.process.has_exited():
             return 0
-        return int(self.facts.get("slots", 1)) - len(self.attempts)
+        return self.places - len(self.attempts)
+
+    @property
+    def places(self) -> int:
+        """How many attempts it takes at once."""
+        return int(self.facts.get("slots", 1))
 
     @property
     def longest_step_ns(self) -> int:

@@ -210,3 +210,26 @@ async def test_a_failing_engine_ends_one_request_and_serves_the_next() -> None:
         assert stream.report.error.code == "engine_error"
         assert (await supervisor.generate("next", max_tokens=2)).text == words(2)
         assert len(told.of(WorkerBecameReady)) == 1
+
+
+async def test_a_longest_wait_refuses_what_would_wait_longer_once_that_is_known() -> None:
+    async with scripted({"pace_s": 0.02}, max_wait_s=0.1) as (supervisor, _):
+        # Nothing is known yet: nobody is refused.
+        async with (
+            supervisor.stream("a", max_tokens=10) as first,
+            supervisor.stream("b", max_tokens=10) as second,
+        ):
+            assert await first.text() == words(10)
+            assert await second.text() == words(10)
+        async with supervisor.stream("c"):
+            with pytest.raises(Overloaded, match="the wait would be about"):
+                await supervisor.generate("d")
+
+
+async def test_a_window_in_seconds_follows_the_measured_rate() -> None:
+    async with scripted({"pace_s": 0.01}, window=4, window_s=0.5) as (supervisor, _):
+        first = await supervisor.generate("a", max_tokens=20)
+        assert first.report.window == 4
+        second = await supervisor.generate("b", max_tokens=20)
+        assert first.report.timeline.tokens_per_s is not None
+        assert second.report.window == round(0.5 * first.report.timeline.tokens_per_s)
