@@ -332,6 +332,9 @@ class Dispatcher:
                 seconds=seconds,
             )
         )
+        if worker.was_cut:
+            # Another worker would be cut as well, and so on without end.
+            self.slot.stop()
         self.slot.worker_exited(report)
         self.on_state_change()
 

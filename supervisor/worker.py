@@ -87,6 +87,8 @@ class Worker:
         self._protocol_error: ProtocolError | None = None
         self._during = p.ProcessPhase.SPAWNED
         self.leaving_ns: int | None = None
+        self.was_cut = False
+        """Whether its task was cancelled: then nobody is left to attend another worker."""
         self._asked_for_stacks = False
         self._retiring: p.DeathCause | None = None
         self._load_place: tuple[str, float] = ("", -1.0)
@@ -153,6 +155,7 @@ class Worker:
                 tasks.cancel_scope.cancel()
         except BaseException:
             # This task was cut, not the worker.
+            self.was_cut = True
             self.kill(p.DeathCause.STOPPED)
             raise
         finally:

@@ -20,7 +20,7 @@ from infervisor import (
     UsageError,
 )
 from infervisor.protocol.machines.process import DeathCause
-from infervisor.supervisor.events import LoadProgress, RestartScheduled, WorkerExited
+from infervisor.supervisor.events import LoadProgress, RestartScheduled, WorkerExited, WorkerSpawned
 from tests.helpers.host_process import complaints, host
 from tests.helpers.supervised import QUICK_GRACES, scripted
 from tests.helpers.waiting import is_gone, only_worker
@@ -257,3 +257,18 @@ async def test_whoever_waits_for_a_worker_is_told_when_the_supervisor_is_closed(
                 await anyio.wait_all_tasks_blocked()
                 await supervisor.stop()
         assert len(refused) == 1
+
+
+async def test_a_supervisor_whose_tasks_are_cut_kills_its_worker_and_starts_no_other() -> None:
+    async with scripted(ENDLESS) as (supervisor, told):
+        pid = only_worker()
+        stream = supervisor.stream("hello")
+        async with stream:
+            await anext(stream)
+            supervisor._scope.cancel()
+            exited = await told.wait_for(WorkerExited)
+            assert exited.cause is DeathCause.STOPPED
+            with anyio.fail_after(20):
+                assert (await stream.released()).is_released
+    assert is_gone(pid)
+    assert len(told.of(WorkerSpawned)) == 1

@@ -16,8 +16,16 @@ from infervisor.supervisor.cli.arguments import (
 )
 
 
-def test_two_words_are_model_and_prompt_whatever_they_look_like() -> None:
-    assert model_and_prompt(["a prompt", "b.gguf"], None) == ("a prompt", "b.gguf")
+def test_two_words_are_model_and_prompt_in_this_order(tmp_path: Path) -> None:
+    assert model_and_prompt(["missing.gguf", "b.gguf"], None) == ("missing.gguf", "b.gguf")
+    file = tmp_path / "no ending"
+    file.touch()
+    assert model_and_prompt([str(file), "a prompt"], None) == (str(file), "a prompt")
+
+
+def test_two_words_of_a_prompt_are_told_to_be_quoted() -> None:
+    with pytest.raises(typer.BadParameter, match="Quote a prompt"):
+        model_and_prompt(["hi", "there"], None)
 
 
 def test_no_word_is_neither() -> None:
