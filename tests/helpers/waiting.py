@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -38,3 +39,14 @@ def only_worker() -> int:
     """Return the pid of the one child that this process has."""
     (child,) = psutil.Process().children()
     return child.pid
+
+
+def wait_collectable(pid: int, within_s: float = PATIENCE_S) -> None:
+    """Block until the end of a child can be seen, without collecting it.
+
+    Later than `is_gone`: a process of several threads can look like a zombie while the last of them is ending.
+    """
+    deadline = time.monotonic() + within_s
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        assert time.monotonic() < deadline, f"process {pid} goes on"
+        time.sleep(0.005)

@@ -37,7 +37,7 @@ from infervisor.supervisor.events import (
     WorkerSpawned,
 )
 from tests.helpers.supervised import QUICK_LIVENESS, answers, scripted
-from tests.helpers.waiting import is_gone, until, wait_gone
+from tests.helpers.waiting import is_gone, until, wait_collectable
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +161,7 @@ async def test_a_request_that_waits_is_not_given_to_a_worker_that_is_dead(tmp_pa
             await until(lambda: (tmp_path / "hang").exists())
             assert supervisor.status().queue_depth == 1
             # Blocked, this loop sees the end of the short answer, the free place and the death all at once.
-            wait_gone(pid, 20)
+            wait_collectable(pid)
             assert await short.text() == "w0 w1 w2 w3 "
             assert await waits.text() == "w0 w1 w2 w3 "
             with pytest.raises(WorkerDied):
