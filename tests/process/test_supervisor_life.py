@@ -64,6 +64,17 @@ async def request_in(state: str, supervisor: Supervisor) -> AsyncIterator[Stream
         yield stream
 
 
+def told_as(number: signal.Signals) -> set[str]:
+    """Return what a death by this signal from outside may be told as.
+
+    It comes at any bytecode; faulthandler then reads the stacks of threads that run on, and may fall over them.
+    """
+    names = {number} | (
+        {signal.SIGSEGV} if number in (signal.SIGABRT, signal.SIGBUS, signal.SIGILL) else set()
+    )
+    return {f"{name.name}(-{int(name)})" for name in names}
+
+
 @pytest.mark.parametrize("state", ["prefill", "decode", "paused"])
 async def test_a_worker_that_is_killed_in_a_request_is_named_and_replaced(state: str) -> None:
     parent = os.getpid()
@@ -76,9 +87,10 @@ async def test_a_worker_that_is_killed_in_a_request_is_named_and_replaced(state:
                 with pytest.raises(WorkerDied) as caught:
                     await stream.text()
             error = caught.value
-            assert error.signal_name == number.name
+            status = f"{error.signal_name}({-signal.Signals[str(error.signal_name)]})"
+            assert status in told_as(number)
             assert error.exit_code is None
-            assert f"{number.name}(-{int(number)})" in str(error)
+            assert status in str(error)
             assert "x" * 79 in error.output_tail
             assert error.report.error.detail == error.output_tail
             assert error.report.end_reason is EndReason.WORKER_CRASHED
@@ -89,7 +101,7 @@ async def test_a_worker_that_is_killed_in_a_request_is_named_and_replaced(state:
             exited = told.of(WorkerExited)[-1]
             assert (exited.pid, exited.cause) == (pid, DeathCause.CRASHED)
             assert exited.requests == (error.report.request_id,)
-            assert exited.status == f"{number.name}(-{int(number)})"
+            assert exited.status == status
         assert supervisor.status().restarts == {"crashed": len(SIGNALS)}
     assert os.getpid() == parent
 
@@ -101,7 +113,8 @@ async def test_a_worker_that_is_killed_while_idle_is_replaced_before_anybody_ask
             assert pid is not None
             os.kill(pid, number)
             exited = await told.wait_for(WorkerExited, count=count)
-            assert (exited.pid, exited.status, exited.requests) == (pid, f"{number.name}(-{int(number)})", ())
+            assert (exited.pid, exited.requests) == (pid, ())
+            assert exited.status in told_as(number)
             ready = await told.wait_for(WorkerBecameReady, count=count + 1)
             assert await answers(supervisor) == ready.pid != pid
 
@@ -115,7 +128,7 @@ async def test_a_request_that_waits_survives_workers_that_are_killed_while_loadi
                 await until(lambda: (pid, "load") in {(e.pid, e.phase) for e in told.of(LoadProgress)})  # noqa: B023
                 os.kill(pid, number)
                 exited = await told.wait_for(WorkerExited, count=count)
-                assert exited.status == f"{number.name}(-{int(number)})"
+                assert exited.status in told_as(number)
                 assert "while loading the model" in exited.message
             assert await stream.text() == "w0 w1 w2 "
         assert supervisor.status().restarts == {"crashed": len(SIGNALS)}
