@@ -6,6 +6,7 @@ at most 16 MiB, one from it 1 MiB; what declares more is refused before a byte o
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from infervisor.protocol.quoting import quoted
 MAX_TO_WORKER_BYTES = 16 << 20
 MAX_FROM_WORKER_BYTES = 1 << 20
 LENGTH_BYTES = 4
+_LENGTH = struct.Struct(">I")
 
 
 def encode(message: Message) -> bytes:
@@ -33,17 +35,19 @@ def encode(message: Message) -> bytes:
         raise LocalProtocolError(f"{message.name} can't be packed: {error}") from error
     if len(payload) > limit:
         raise LocalProtocolError(f"{message.name} takes {len(payload)} bytes; a frame holds at most {limit}")
-    return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+    return _LENGTH.pack(len(payload)) + payload
 
 
 class Decoder:
     """Turns a byte stream into messages. One decoder a pipe; after an error it stays broken."""
 
-    __slots__ = ("_broken", "_buffer", "_known", "_limit")
+    __slots__ = ("_broken", "_buffer", "_known", "_limit", "_most")
 
     def __init__(self, known: Mapping[str, type[Message]], limit_bytes: int) -> None:
         self._known = known
         self._limit = limit_bytes
+        # A declared length reserves memory before its entries are seen: bound it well below the frame's size.
+        self._most = limit_bytes >> 4
         self._buffer = bytearray()
         self._broken = False
 
@@ -70,34 +74,35 @@ class Decoder:
         """
         if self._broken:
             raise RemoteProtocolError("the stream broke before; nothing after that can be read")
-        buffer = self._buffer
-        buffer += data
+        kept = self._buffer
+        kept += data
+        # Nearly always nothing was left over: then the data is read where it is.
+        buffer = data if len(kept) == len(data) else kept
+        available = len(buffer)
         messages: list[Message] = []
         at = 0
         try:
-            while len(buffer) - at >= LENGTH_BYTES:
-                size = int.from_bytes(buffer[at : at + LENGTH_BYTES], "big")
+            while available - at >= LENGTH_BYTES:
+                (size,) = _LENGTH.unpack_from(buffer, at)
                 if size > self._limit:
                     raise FrameTooLarge(f"a frame declares {size} bytes; at most {self._limit} are allowed")
                 end = at + LENGTH_BYTES + size
-                if len(buffer) < end:
+                if available < end:
                     break
-                messages.append(self._message(bytes(buffer[at + LENGTH_BYTES : end])))
+                messages.append(self._message(buffer[at + LENGTH_BYTES : end]))
                 at = end
         except RemoteProtocolError as error:
             self._broken = True
             self._buffer = bytearray()
             error.before = messages
             raise
-        del buffer[:at]
+        del kept[:at]
         return messages
 
-    def _message(self, payload: bytes) -> Message:
+    def _message(self, payload: bytes | bytearray) -> Message:
         try:
-            # A declared length reserves memory before its entries are seen: bound it well below the frame's size.
-            most = self._limit >> 4
             wire: Any = msgpack.unpackb(
-                payload, raw=False, use_list=True, strict_map_key=False, max_array_len=most, max_map_len=most
+                payload, strict_map_key=False, max_array_len=self._most, max_map_len=self._most
             )
         except Exception as error:  # msgpack raises many kinds for malformed bytes; all mean the same here
             message = f"a frame of {len(payload)} bytes isn't msgpack: {quoted(error, 100)}"

@@ -49,11 +49,14 @@ class Clocks:
         """Return standing clocks for the budgets given in nanoseconds."""
         return cls({budget: _Clock(ns) for budget, ns in budgets_ns if ns is not None})
 
-    def run(self, budget: Budget, now: int) -> None:
-        """Let the clock run on from where it stands; a running one runs on."""
+    def run(self, budget: Budget, now: int) -> int | None:
+        """Let the clock run on from where it stands; a running one runs on. Return when it is used up."""
         clock = self._clocks.get(budget)
-        if clock is not None and clock.since_ns is None:
+        if clock is None:
+            return None
+        if clock.since_ns is None:
             clock.since_ns = now
+        return clock.due_ns()
 
     def hold(self, budget: Budget, now: int) -> None:
         """Let the clock stand still; what it used stays used."""
@@ -62,12 +65,14 @@ class Clocks:
             clock.used_ns += now - clock.since_ns
             clock.since_ns = None
 
-    def restart(self, budget: Budget, now: int) -> None:
-        """Give the whole budget again and let the clock run."""
+    def restart(self, budget: Budget, now: int) -> int | None:
+        """Give the whole budget again and let the clock run. Return when it is used up."""
         clock = self._clocks.get(budget)
-        if clock is not None:
-            clock.used_ns = 0
-            clock.since_ns = now
+        if clock is None:
+            return None
+        clock.used_ns = 0
+        clock.since_ns = now
+        return now + clock.budget_ns
 
     def stop(self, budget: Budget) -> None:
         """Give the whole budget again and let the clock stand."""
@@ -76,11 +81,14 @@ class Clocks:
             clock.used_ns = 0
             clock.since_ns = None
 
-    def postpone(self, budget: Budget, ns: int) -> None:
-        """Forgive a running clock `ns`: time in which nobody could have done anything."""
+    def postpone(self, budget: Budget, ns: int, now: int) -> None:
+        """Forgive a running clock `ns`: time in which nobody could have done anything.
+
+        Never more than what it has run since it was last started: that may have been in the meantime.
+        """
         clock = self._clocks.get(budget)
         if clock is not None and clock.since_ns is not None:
-            clock.since_ns += ns
+            clock.since_ns = min(clock.since_ns + ns, now)
 
     def next_due(self) -> tuple[int, Budget] | None:
         """Return when the next running clock is used up, and which; None if nothing runs."""

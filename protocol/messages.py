@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 from infervisor.protocol.errors import RemoteProtocolError
@@ -117,7 +118,7 @@ class Message:
 
     def to_wire(self) -> list[Any]:
         """Return `[name, field, …]`."""
-        return [self.name, *(getattr(self, attribute) for attribute in _ATTRIBUTES[type(self)])]
+        return [self.name, *_VALUES[type(self)](self)]
 
     @classmethod
     def from_wire(cls: type[M], values: Sequence[Any]) -> M:
@@ -125,7 +126,7 @@ class Message:
         checks = _CHECKS[cls]
         if len(values) != len(checks):
             raise RemoteProtocolError(f"{cls.name}: {len(values)} fields instead of {len(checks)}")
-        for value, (attribute, check) in zip(values, checks, strict=True):
+        for value, (attribute, check) in zip(values, checks):  # noqa: B905 - counted above
             if not check(value):
                 raise RemoteProtocolError(f"{cls.name}.{attribute}: unexpected {quoted(value)}")
         return cls(*values)
@@ -327,9 +328,16 @@ _FROM_WORKER: tuple[type[Message], ...] = (
 TO_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _TO_WORKER}
 FROM_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _FROM_WORKER}
 
-_ATTRIBUTES: dict[type[Message], tuple[str, ...]] = {
-    cls: tuple(f.name for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
-}
+
+def _values_of(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
+    names = [f.name for f in fields(cls)]
+    if len(names) > 1:
+        return attrgetter(*names)
+    # attrgetter of one name returns no tuple, and of none doesn't exist.
+    return lambda message: tuple(getattr(message, name) for name in names)
+
+
+_VALUES = {cls: _values_of(cls) for cls in (*_TO_WORKER, *_FROM_WORKER)}
 _CHECKS: dict[type[Message], tuple[tuple[str, Check], ...]] = {
     cls: tuple((f.name, f.metadata["check"]) for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
 }

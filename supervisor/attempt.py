@@ -80,16 +80,15 @@ class Attempt:
                 f"attempt {self.id}: {type(event).__name__} can't happen while {self.state.phase}"
             )
         self.state, effects = ATTEMPT.step(self.state, event, now)
-        clocks = self.request.clocks
+        request = self.request
         for effect in effects:
             match effect:
                 case RestartClock(budget):
-                    clocks.restart(budget, now)
+                    request.restart_clock(budget, now)
                 case StopClock(budget):
-                    clocks.stop(budget)
+                    request.clocks.stop(budget)
                 case FreePlace():
                     self._owner.attempt_released(self, now)
-        self.request.aim()
 
     # --- frames ----------------------------------------------------------------------------------
 
@@ -156,7 +155,6 @@ class Attempt:
         chunk, weight = self.request.take(now)
         if weight:
             self._take(weight, now)
-        self.request.aim()
         return chunk
 
     def _take(self, count: int, now: int) -> None:

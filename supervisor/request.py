@@ -66,7 +66,8 @@ class Request:
         self.deadline_alarm: Alarm | None = None
         self.ladder_alarm: Alarm | None = None
         self.late_alarm: Alarm | None = None
-        self._buffer: deque[tuple[Chunk, int]] = deque()
+        self._buffer: deque[Chunk] = deque()
+        self._leftover: Chunk | None = None
         self._ids: list[int] = []
         self._first_index = 0
 
@@ -86,41 +87,56 @@ class Request:
             due = None if self.has_ended else self.clocks.next_due()
             self.deadline_alarm.aim(None if due is None else due[0])
 
+    def restart_clock(self, budget: Budget, now: int) -> None:
+        """Give the whole budget again and let its clock run.
+
+        Aims the alarm only if it would ring too late: one that rings too early looks at all clocks and aims anew.
+        """
+        due_ns = self.clocks.restart(budget, now)
+        alarm = self.deadline_alarm
+        if due_ns is None or alarm is None or self.has_ended:
+            return
+        if alarm.due_ns is None or due_ns < alarm.due_ns:
+            alarm.aim(due_ns)
+
     # --- the buffer ------------------------------------------------------------------------------
 
     def put(self, tokens: Sequence[Sequence[Any]], now: int) -> int:
         """Buffer tokens `[id, text, logprobs]`; return how many of them had no text and count as taken."""
-        silent = 0
+        chunks: list[Chunk] = []
+        ids, first = self._ids, self._first_index
         for token, text, _logprobs in tokens:
-            self._ids.append(token)
+            ids.append(token)
             if text:
-                self._put_chunk(text, 1, now)
-            else:
-                silent += 1
-        return silent
+                chunks.append(Chunk(text, first, tuple(ids), now))
+                first += len(ids)
+                ids.clear()
+        self._first_index = first
+        self._put_chunks(chunks, now)
+        return len(tokens) - len(chunks)
 
     def put_leftover(self, text: str, now: int) -> None:
         """Buffer text that was held back until the end; its tokens have been counted."""
         if text:
-            self._put_chunk(text, 0, now)
+            self._leftover = Chunk(text, self._first_index, tuple(self._ids), now)
+            self._put_chunks([self._leftover], now)
 
-    def _put_chunk(self, text: str, weight: int, now: int) -> None:
-        chunk = Chunk(text, self._first_index, tuple(self._ids), now)
-        self._first_index += len(self._ids)
-        self._ids.clear()
+    def _put_chunks(self, chunks: Sequence[Chunk], now: int) -> None:
+        if not chunks:
+            return
         if not self._buffer:
-            self.clocks.run(Budget.CONSUMER, now)
-        self._buffer.append((chunk, weight))
+            self.restart_clock(Budget.CONSUMER, now)
+        self._buffer.extend(chunks)
         self.news.ring()
 
     def take(self, now: int) -> tuple[Chunk, int]:
         """Return the next chunk and how many tokens the reader takes with it (0 or 1)."""
-        taken = self._buffer.popleft()
+        chunk = self._buffer.popleft()
         if self._buffer:
             self.clocks.restart(Budget.CONSUMER, now)
         else:
             self.clocks.stop(Budget.CONSUMER)
-        return taken
+        return chunk, 0 if chunk is self._leftover else 1
 
     def drop_buffer(self) -> None:
         """Forget what nobody will read."""

@@ -11,7 +11,7 @@ import ctypes
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -52,12 +52,14 @@ class Abort:
         self._lock = threading.Lock()
         self._engine: Interruptible | None = None
         self._in_step = False
-        self._members: frozenset[int] = frozenset()
+        self._members: Sequence[int] = ()
         self._live: dict[int, int | None] = {}
         """Attempts here, with the time at which their cancel was noticed."""
         self._early: OrderedDict[int, int] = OrderedDict()
         """Cancels of ids that aren't live: ahead of their submit, or too late."""
         self._stopping = False
+        self.any_cancelled = False
+        """Whether an attempt that is here may be cancelled: spares asking for each before every step."""
         self._stoppable_id: int | None = None
         self._stoppable_thread = 0
         self._throwing = False
@@ -76,7 +78,9 @@ class Abort:
                 return False
             # Race "the cancel overtook its submit" (urgent pipe, or cancels jumping the parent's queue):
             # it was remembered, and applies now.
-            self._live[attempt_id] = self._early.pop(attempt_id, None)
+            noticed_ns = self._live[attempt_id] = self._early.pop(attempt_id, None)
+            if noticed_ns is not None:
+                self.any_cancelled = True
             return True
 
     def cancel(self, attempt_id: int) -> int:
@@ -91,6 +95,7 @@ class Abort:
             earlier_ns = self._live[attempt_id]
             if earlier_ns is None:
                 self._live[attempt_id] = now_ns
+                self.any_cancelled = True
             # Race "cancelled between two steps": nothing to interrupt; `begin_step` leaves it out.
             # Race "another's step": members that nobody cancelled must not lose their step.
             if self._in_step and attempt_id in self._members:
@@ -116,9 +121,12 @@ class Abort:
     def forget(self, attempt_id: int) -> int | None:
         """Count the attempt as gone; return when its cancel was noticed, or None."""
         with self._lock:
-            return self._live.pop(attempt_id, None)
+            noticed_ns = self._live.pop(attempt_id, None)
+            if noticed_ns is not None:
+                self.any_cancelled = any(ns is not None for ns in self._live.values())
+            return noticed_ns
 
-    def begin_step(self, attempt_ids: Iterable[int]) -> list[int]:
+    def begin_step(self, attempt_ids: Sequence[int]) -> Sequence[int]:
         """Publish the members of a step; return those still wanted, which alone may be in it.
 
         Always followed by `end_step`, even when nobody is left.
@@ -127,8 +135,10 @@ class Abort:
             # Race "interrupt after the last node": set for a step that had finished by then. Forget it
             # before anyone can set it for this one.
             self._clear_interrupt()
-            wanted = [i for i in attempt_ids if self._live.get(i) is None and not self._stopping]
-            self._members = frozenset(wanted)
+            wanted = list(attempt_ids)
+            if self.any_cancelled or self._stopping:
+                wanted = [i for i in attempt_ids if self._live.get(i) is None and not self._stopping]
+            self._members = wanted
             self._in_step = True
             return wanted
 
@@ -136,7 +146,7 @@ class Abort:
         """Unpublish the members: from here on no cancel touches the engine."""
         with self._lock:
             self._in_step = False
-            self._members = frozenset()
+            self._members = ()
             self._clear_interrupt()
 
     def stoppable(self, attempt_id: int, function: Callable[[], T]) -> T:

@@ -9,16 +9,16 @@ from infervisor.protocol.credit import Grant
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Limits, Sampling, check_seed, check_text
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import Opened, Outcome, Prefilled
+from infervisor.worker.engine import Opened, Outcome, Prefilled, Sampled
 from infervisor.worker.text import TextAssembler
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a sampled token means. index is None if nothing is to be sent; why is None if it goes on."""
+    """What sampled tokens mean. tokens: those to send, index is the first one's; why is None if it goes on."""
 
-    index: int | None
-    token: list[Any]
+    index: int
+    tokens: list[list[Any]]
     why: str | None
 
 
@@ -73,21 +73,39 @@ class Attempt:
         self.cached_tokens = opened.cached_tokens
         self.prefilled = opened.cached_tokens >= opened.prompt_tokens
 
+    @property
+    def allowance(self) -> int:
+        """How many tokens a step may give it, at least 1 if it is runnable."""
+        grant, limits = self.grant, self.limits
+        room = self.context_tokens - self.prompt_tokens if limits.max_tokens is None else limits.max_tokens
+        return max(1, min(grant.limit, room) - grant.computed)
+
     def take(self, outcome: Outcome) -> Taken | None:
         """Count one outcome of a step; return what to send and whether it ends here, None for prefill.
 
-        Where several natural ends fall on one token: stop, stop_sequence, length, context_full.
+        Where several natural ends fall on one token: stop, stop_sequence, length, context_full. Tokens after the
+        one that ends it were computed for nothing.
         """
         if isinstance(outcome, Prefilled):
             self.prefilled = outcome.done_tokens >= outcome.total_tokens
             return None
         self.prefilled = True
-        self.computed_tokens += 1
-        if outcome.end and not self.limits.ignore_eos:
-            return Taken(None, [], "stop")
-        index = self.grant.spend()
-        shown = self.text.feed(outcome.data)
-        return Taken(index, [outcome.token, shown, outcome.logprobs], self._natural_end(index + 1))
+        sampled = (outcome,) if isinstance(outcome, Sampled) else outcome
+        self.computed_tokens += len(sampled)
+        grant, text, ignore_eos = self.grant, self.text, self.limits.ignore_eos
+        first = grant.computed
+        tokens: list[list[Any]] = []
+        why: str | None = None
+        for one in sampled:
+            if one.end and not ignore_eos:
+                why = "stop"
+            else:
+                index = grant.spend()
+                tokens.append([one.token, text.feed(one.data), one.logprobs])
+                why = self._natural_end(index + 1)
+            if why is not None:
+                break
+        return Taken(first, tokens, why)
 
     def _natural_end(self, completion_tokens: int) -> str | None:
         if self.text.stopped:

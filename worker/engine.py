@@ -77,7 +77,9 @@ class Sampled:
     logprobs: Any = None
 
 
-Outcome = Prefilled | Sampled
+Outcome = Prefilled | Sampled | Sequence[Sampled]
+"""What a step did for one sequence. A sequence of several tokens: an engine that can be sure of more than one in a
+step, as after an accepted draft; at least one, in order, nothing after an end token."""
 
 
 class LoadRefused(Exception):
@@ -125,11 +127,12 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
-        """Advance each sequence named by one prefill slice or one sampled token, in the order given.
+    def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
+        """Advance each sequence named by one prefill slice or by sampled tokens, in the order given.
 
         A sequence whose prompt isn't all in memory gets a slice (`Prefilled`), another one its next token
-        (`Sampled`). Returns None when `interrupt` cut the step: no sequence has lost or gained a token,
+        (`Sampled`), or several: `most` holds for each slot how many may be computed, at least 1; without it,
+        1. Returns None when `interrupt` cut the step: no sequence has lost or gained a token,
         finished prefill may be kept, and calling again with the same slots goes on where it was.
         Any exception ends the requests named as engine errors.
         """

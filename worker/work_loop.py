@@ -115,6 +115,8 @@ class WorkLoop:
     # --- between steps -----------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
+        if not self._abort.any_cancelled:
+            return
         for attempt in [*self._waiting, *self._active.values()]:
             if self._abort.noticed_ns(attempt.id) is not None:
                 self._end(attempt, "cancelled")
@@ -150,14 +152,18 @@ class WorkLoop:
     # --- a step ------------------------------------------------------------------------------------
 
     def _step(self, runnable: Sequence[Attempt]) -> None:
-        wanted = set(self._abort.begin_step([attempt.id for attempt in runnable]))
-        members = [attempt for attempt in runnable if attempt.id in wanted]
+        wanted = self._abort.begin_step([attempt.id for attempt in runnable])
+        members = runnable
+        if len(wanted) < len(runnable):
+            members = [attempt for attempt in runnable if attempt.id in wanted]
         if not members:
             self._abort.end_step()
             return
         started_ns = time.monotonic_ns()
         try:
-            outcomes = self._engine.step([attempt.slot for attempt in members])
+            outcomes = self._engine.step(
+                [attempt.slot for attempt in members], [attempt.allowance for attempt in members]
+            )
         except Exception as error:
             self._abort.end_step()
             described = self._describe("a step", error)
@@ -170,24 +176,26 @@ class WorkLoop:
         # cancelled any more. The cancelled are dropped and the rest runs again, in the next round.
         if outcomes is None:
             return
-        self._measure(outcomes, time.monotonic_ns() - started_ns)
+        now_ns = time.monotonic_ns()
+        self._measure(outcomes, now_ns - started_ns)
         for attempt, outcome in zip(members, outcomes, strict=True):
-            self._send_outcome(attempt, outcome)
+            self._send_outcome(attempt, outcome, now_ns)
 
     def _measure(self, outcomes: Sequence[Outcome], took_ns: int) -> None:
         prefill = any(isinstance(outcome, Prefilled) for outcome in outcomes)
         phase = "prefill" if prefill else "decode"
-        self._longest_ns[phase] = max(took_ns, self._longest_ns.get(phase, 0))
+        if took_ns > self._longest_ns.get(phase, 0):
+            self._longest_ns[phase] = took_ns
 
-    def _send_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _send_outcome(self, attempt: Attempt, outcome: Outcome, now_ns: int) -> None:
         # Race "cancelled while the step ran, but it finished": its token was computed, so it is sent; a
         # natural end stays one. What else is cancelled ends in the next round.
         try:
             taken = attempt.take(outcome)
             if taken is None:
                 return
-            if taken.index is not None:
-                self._outbox.send(Tokens(time.monotonic_ns(), attempt.id, taken.index, [taken.token]))
+            if taken.tokens:
+                self._outbox.send(Tokens(now_ns, attempt.id, taken.index, taken.tokens))
         except LocalProtocolError as error:
             # What the engine gave can't be sent: the request's end, not the process's.
             self._end(attempt, "engine_error", error=self._describe("sending a token", error))

@@ -7,7 +7,7 @@ protocol error. The rows also say which of the request's clocks run.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from infervisor.protocol.deadlines import Budget
 from infervisor.protocol.machines.table import Row, Table
@@ -94,13 +94,14 @@ class FreePlace:
 
 
 _Out = tuple[AttemptState, tuple[object, ...]]
+_IN = {phase: AttemptState(phase) for phase in AttemptPhase}
 _RUN_STALL = RestartClock(Budget.STALL)
 _STOP_STALL = StopClock(Budget.STALL)
 _STOP_FIRST = StopClock(Budget.FIRST_TOKEN)
 
 
 def _begin(state: AttemptState, event: Began, now: int) -> _Out:
-    return replace(state, phase=AttemptPhase.PREFILL), ()
+    return _IN[AttemptPhase.PREFILL], ()
 
 
 def _first_tokens(state: AttemptState, event: TokensArrived, now: int) -> _Out:
@@ -110,12 +111,12 @@ def _first_tokens(state: AttemptState, event: TokensArrived, now: int) -> _Out:
 
 def _tokens(state: AttemptState, event: TokensArrived, now: int) -> _Out:
     if event.credit_left:
-        return replace(state, phase=AttemptPhase.DECODE), (_RUN_STALL,)
-    return replace(state, phase=AttemptPhase.PAUSED), (_STOP_STALL,)
+        return _IN[AttemptPhase.DECODE], (_RUN_STALL,)
+    return _IN[AttemptPhase.PAUSED], (_STOP_STALL,)
 
 
 def _resume(state: AttemptState, event: CreditSent, now: int) -> _Out:
-    return replace(state, phase=AttemptPhase.DECODE), (_RUN_STALL,)
+    return _IN[AttemptPhase.DECODE], (_RUN_STALL,)
 
 
 def _no_change(state: AttemptState, event: object, now: int) -> _Out:
@@ -123,11 +124,11 @@ def _no_change(state: AttemptState, event: object, now: int) -> _Out:
 
 
 def _end(state: AttemptState, event: EndArrived, now: int) -> _Out:
-    return replace(state, phase=AttemptPhase.ENDING), (_STOP_FIRST, _STOP_STALL)
+    return _IN[AttemptPhase.ENDING], (_STOP_FIRST, _STOP_STALL)
 
 
 def _release(state: AttemptState, event: ReleaseArrived | ProcessGone, now: int) -> _Out:
-    return replace(state, phase=AttemptPhase.RELEASED), (_STOP_FIRST, _STOP_STALL, FreePlace())
+    return _IN[AttemptPhase.RELEASED], (_STOP_FIRST, _STOP_STALL, FreePlace())
 
 
 _S, _P, _D = AttemptPhase.SUBMITTED, AttemptPhase.PREFILL, AttemptPhase.DECODE

@@ -10,7 +10,7 @@ import pytest
 from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.messages import Ready, Submit
-from infervisor.worker.engine import AbortGranularity, Engine, LoadRefused, ModelFacts
+from infervisor.worker.engine import AbortGranularity, Engine, LoadRefused, ModelFacts, Prefilled, Sampled
 from infervisor.worker.engines import create_engine
 from tests.helpers.engine_models import Answer, EngineCase, answer, direct, no_progress, request, run
 
@@ -86,6 +86,24 @@ def test_step_gives_one_token_a_slot_in_the_order_asked(engine: Engine, case: En
     for slot in (0, 1):
         engine.release(slot)
     assert [one.tokens for one in said] == [one.tokens for one in alone]
+
+
+def test_a_step_gives_no_more_tokens_than_are_allowed(engine: Engine, case: EngineCase) -> None:
+    for prompt in case.prompts:
+        alone = answer(engine, request(prompt), 6)
+        engine.open(0, request(prompt), direct)
+        said = Answer()
+        most = 1
+        while not said.ended and len(said.tokens) < len(alone.tokens):
+            (outcome,) = engine.step([0], [most]) or pytest.fail("cut")
+            several = [outcome] if isinstance(outcome, (Prefilled, Sampled)) else list(outcome)
+            assert 1 <= len(several) <= most
+            for one in several:
+                assert not said.ended, "nothing follows an end token"
+                said.take(one)
+            most = 1 + most % 3
+        engine.release(0)
+        assert said.tokens[: len(alone.tokens)] == alone.tokens
 
 
 def test_interrupted_steps_lose_and_gain_nothing(engine: Engine, case: EngineCase) -> None:

@@ -140,7 +140,8 @@ CASES = (
         "word " * 400, {"n_ctx": 256},
     ),
     EngineCase(
-        "scripted-text", "scripted", None, {"text": "so it goes", "prefill_tokens_per_s": 1000, "slice_s": 0.002},
+        "scripted-text", "scripted", None,
+        {"text": "so it goes", "prefill_tokens_per_s": 1000, "slice_s": 0.002, "step_tokens": 3},
         {"a": "so it goes", "a b c d e f": "so it goes"}, "word " * 40, {"context_tokens": 32},
     ),
     EngineCase(

@@ -44,8 +44,8 @@ class ProbeEngine(ScriptedEngine):
             extra["unsendable"] = object()
         return replace(facts, extra=extra)
 
-    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
-        outcomes = super().step(slots)
+    def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
+        outcomes = super().step(slots, most)
         if outcomes is None or self._probe != "unsendable_tokens":
             return outcomes
         return [

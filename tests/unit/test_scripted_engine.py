@@ -78,6 +78,29 @@ def test_it_says_what_it_was_told(options: dict[str, Any], expected: str) -> Non
     assert answer(count=7, **options)[: len(expected)] == expected
 
 
+def test_a_step_gives_several_tokens_where_that_is_asked_for_and_allowed() -> None:
+    engine = load(text="a b c d e", step_tokens=3)
+    engine.open(0, submit(1, "one", sampling=GREEDY, seed=1), at_once)
+    assert engine.step([0], [10]) == [Prefilled(1, 1)]
+
+    def several(most: int) -> list[bytes]:
+        ((*outcome,),) = engine.step([0], [most]) or pytest.fail("cut")  # type: ignore[misc]
+        return [sampled.data if not sampled.end else b"end" for sampled in outcome]
+
+    assert several(2) == [b"a", b" b"]
+    assert several(10) == [b" c", b" d", b" e"]
+    assert several(10) == [b"end"]
+
+
+def test_where_a_fault_is_planned_a_step_gives_one_token_so_that_it_comes_in_its_place() -> None:
+    engine = load(text="a b", step_tokens=3, faults=[{"at": "decode", "after": 1, "kind": "raise"}])
+    engine.open(0, submit(1, "one", sampling=GREEDY, seed=1), at_once)
+    engine.step([0], [10])
+    assert engine.step([0], [10]) == [Sampled(0, b"a")]
+    with pytest.raises(RuntimeError):
+        engine.step([0], [10])
+
+
 def test_random_words_depend_on_seed_and_index_alone() -> None:
     hot = Sampling(temperature=1)
     first = answer(mode="random", sampling=hot, seed=7, count=5)

@@ -60,7 +60,7 @@ def test_the_end_token_is_not_delivered_and_costs_no_completion_token() -> None:
     say(made, "a")
     taken = made.take(Sampled(2, b"", end=True))
     assert taken is not None
-    assert (taken.index, taken.why) == (None, "stop")
+    assert (taken.tokens, taken.why) == ([], "stop")
     usage = made.usage()
     assert (usage["completion_tokens"], usage["computed_tokens"]) == (1, 2)
 
@@ -69,7 +69,7 @@ def test_ignoring_the_end_token_delivers_it_and_goes_on() -> None:
     made = attempt(ignore_eos=True)
     taken = made.take(Sampled(2, b"", end=True))
     assert taken is not None
-    assert (taken.index, taken.token, taken.why) == (0, [2, "", None], None)
+    assert (taken.index, taken.tokens, taken.why) == (0, [[2, "", None]], None)
 
 
 def test_without_credit_it_sits_out_but_its_prompt_is_read() -> None:
@@ -126,3 +126,34 @@ def test_what_the_parent_should_have_refused_is_refused_here(bad: dict[str, Any]
     with pytest.raises(InvalidRequest) as caught:
         Attempt.arrived(submit(1, **bad)).check()
     assert caught.value.field == field
+
+
+def test_several_tokens_of_one_step_are_sent_together_up_to_the_one_that_ends_it() -> None:
+    made = attempt(stop=("cd",), max_tokens=10)
+    taken = made.take([Sampled(i, piece.encode()) for i, piece in enumerate(["a", "b", "c", "d", "e"])])
+    assert taken is not None
+    assert (taken.index, taken.why) == (0, "stop_sequence")
+    assert taken.tokens == [[0, "a", None], [1, "b", None], [2, "", None], [3, "", None]]
+    assert made.usage()["completion_tokens"] == 4
+    assert made.usage()["computed_tokens"] == 5, "what was computed for nothing is counted, too"
+
+
+def test_an_end_token_among_several_ends_it_after_those_before_it() -> None:
+    made = attempt()
+    taken = made.take([Sampled(0, b"a"), Sampled(2, b"", end=True)])
+    assert taken is not None
+    assert (taken.tokens, taken.why) == ([[0, "a", None]], "stop")
+
+
+def test_a_step_may_give_as_much_as_credit_max_tokens_and_context_allow() -> None:
+    assert attempt(credit=4).allowance == 4
+    assert attempt(credit=50, max_tokens=3).allowance == 3
+    assert attempt(context_tokens=10, prompt_tokens=3).allowance == 7
+    made = attempt(credit=4)
+    say(made, "a", "b")
+    assert made.allowance == 2
+
+
+def test_more_than_was_granted_is_the_engines_error() -> None:
+    with pytest.raises(LocalProtocolError, match="beyond the limit"):
+        attempt(credit=2).take([Sampled(0, b"a")] * 3)

@@ -185,8 +185,8 @@ class LlamaEngine:
                 "prompt",
             )
 
-    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
-        """Advance each slot by one prefill slice or one token; None if interrupted."""
+    def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
+        """Advance each slot by one prefill slice or one token, whatever `most` allows; None if interrupted."""
         outcomes: dict[int, Outcome] = {}
         sequences = [(slot, self._sequence(slot)) for slot in slots]
         reading = [(slot, sequence) for slot, sequence in sequences if sequence.reading]

@@ -121,11 +121,11 @@ class ScriptedEngine:
         self._scripts[slot] = script
         return Opened(prompt_tokens)
 
-    def step(self, slots: Sequence[int]) -> Sequence[Outcome] | None:
-        """Read a slice of each unread prompt, then compute one token of each other sequence."""
+    def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
+        """Read a slice of each unread prompt, then compute the next tokens of each other sequence."""
         outcomes: list[Outcome] = []
         scripts = [self._scripts[slot] for slot in slots]
-        for script in scripts:
+        for script in scripts if self._options.faults else ():
             unread = script.read_tokens < script.prompt_tokens
             phase, count = ("prefill", script.read_tokens) if unread else ("decode", script.index)
             self._misbehave(phase, count, script)
@@ -139,12 +139,14 @@ class ScriptedEngine:
         if len(prefilling) < len(scripts) and not self._spend(self._options.pace_s):
             return None
         # Nothing was changed up to here, so that a cut step can simply run again.
-        for script in scripts:
+        for position, script in enumerate(scripts):
             if id(script) in done:
                 script.read_tokens = done[id(script)]
                 outcomes.append(Prefilled(script.read_tokens, script.prompt_tokens))
-            else:
+            elif self._options.step_tokens == 1 or not most:
                 outcomes.append(self._sample(script))
+            else:
+                outcomes.append(self._sample_several(script, most[position]))
         return outcomes
 
     def release(self, slot: int) -> None:
@@ -179,6 +181,14 @@ class ScriptedEngine:
         if data is None:
             return Sampled(vocabulary - 1, b"", end=True)
         return Sampled(index % vocabulary, data)
+
+    def _sample_several(self, script: Script, most: int) -> list[Sampled]:
+        sampled: list[Sampled] = []
+        for _ in range(min(most, self._options.step_tokens)):
+            sampled.append(self._sample(script))
+            if sampled[-1].end:
+                break
+        return sampled
 
     def _piece(self, script: Script, index: int) -> bytes | None:
         mode = self._options.mode
@@ -216,7 +226,8 @@ class ScriptedEngine:
         """Let time pass; return whether the step may go on."""
         if self._options.abort is AbortGranularity.NODE and not self._situation.ignores_interrupts:
             return not self._interrupted.wait(seconds) if seconds else not self._interrupted.is_set()
-        time.sleep(seconds)
+        if seconds:
+            time.sleep(seconds)
         return True
 
     # --- how it fails ------------------------------------------------------------------------------

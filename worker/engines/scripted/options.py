@@ -26,7 +26,8 @@ class ScriptedOptions:
     words of the prompt, then stops; "random" counts at temperature 0 and otherwise says words that depend on
     seed and index alone.
 
-    pace_s: time of each decoding step. prefill_s: time for a whole prompt; or prefill_tokens_per_s. A prompt
+    pace_s: time of each decoding step. step_tokens: tokens that a sequence gets in one step, as from an engine with
+    drafts; one where faults are planned. prefill_s: time for a whole prompt; or prefill_tokens_per_s. A prompt
     takes as many tokens as it has words, at least one, and is read in slices of slice_s. open_s: time spent
     in Python code while opening, as a slow template would. load_s: time to load, in load_steps.
     abort: "node" (waits end at once), "micro_batch" or "none" (waits run to their end).
@@ -38,6 +39,7 @@ class ScriptedOptions:
     end: str = "stop"
     mode: str = "count"
     pace_s: float = 0.0
+    step_tokens: int = 1
     prefill_s: float = 0.0
     prefill_tokens_per_s: float | None = None
     slice_s: float = 0.1
@@ -65,6 +67,8 @@ class ScriptedOptions:
             values["abort"] = AbortGranularity(values.get("abort", AbortGranularity.NODE))
         except (TypeError, ValueError) as error:
             raise _refused(str(error)) from error
+        if values["faults"]:
+            values["step_tokens"] = 1
         built = cls(**values)
         built._check()
         return built
@@ -81,7 +85,13 @@ class ScriptedOptions:
             _number(name, getattr(self, name), 0)
         if self.prefill_tokens_per_s is not None:
             _number("prefill_tokens_per_s", self.prefill_tokens_per_s, 1e-3)
-        for name, low in (("load_steps", 1), ("slots", 1), ("context_tokens", 2), ("vocabulary_tokens", 1)):
+        for name, low in (
+            ("step_tokens", 1),
+            ("load_steps", 1),
+            ("slots", 1),
+            ("context_tokens", 2),
+            ("vocabulary_tokens", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise _refused(f"{name} must be a whole number of at least {low}, not {value!r:.80}")
