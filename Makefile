@@ -11,21 +11,25 @@ BIN := $(VENV)/bin
 # pyproject.toml.
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
+FUZZ := $(VENV)/.installed-fuzz
 
 # The shell must see the prompt and the model as they were typed, a $ or a quote in them included.
 override export PROMPT := $(value PROMPT)
 override export MODEL := $(value MODEL)
 export WHEEL CONSTRAINTS PIP_OPTIONS
 
-.PHONY: help run test check lint bench clean
+.PHONY: help run test check lint docs bench fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make run     stream an answer from the small model that comes with the demo extra'
 	@echo '             PROMPT="…" another prompt, MODEL=path.gguf another model'
 	@echo 'make test    run all tests'
-	@echo 'make check   run all that continuous integration runs: tests, format, lint, types, layers'
-	@echo 'make bench   run the benchmarks; takes minutes, and wants a machine with nothing else to do'
+	@echo 'make check   run all that continuous integration runs: tests, format, lint, types, layers, documents'
+	@echo 'make docs    build the documents and the API reference as a site in build/site'
+	@echo 'make bench   run the benchmarks: a table, and benchmarks/results.json. Takes half an hour, and wants a machine'
+	@echo '             with nothing else to do. BENCH="cancel --quick" runs one of them, shortly'
+	@echo 'make fuzz    look for bytes of a worker that break the parent; SECONDS=60 is for how long'
 	@echo 'make clean   remove the environment and everything that was built'
 	@echo
 	@echo 'PYTHON=python3.12 another interpreter; VENV=path another place for the environment;'
@@ -41,7 +45,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest -n 3 --dist loadgroup || \
 		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-check: test lint
+check: test lint docs
 
 lint: $(DEV)
 	$(BIN)/python -m ruff format --check .
@@ -50,18 +54,29 @@ lint: $(DEV)
 	$(BIN)/python -m pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+docs: $(DEV)
+	@$(BIN)/python docs/build_site.py
+
 bench: $(DEV)
-	@set -e; for name in $$(grep -l __main__ benchmarks/*.py | xargs -n 1 basename -s .py); do \
-		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; \
-	done
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+SECONDS ?= 60
+
+# What breaks something is in build/fuzz/crash-…; python -m tests.fuzz.show FILE shortens it and shows its steps.
+fuzz: $(FUZZ)
+	$(BIN)/python -m tests.fuzz.coverage_guided $(SECONDS) build/fuzz
 
 $(DEMO): pyproject.toml
 	@.ci/install "$(PYTHON)" "$(VENV)" demo
 	@touch $@
 
 $(DEV): pyproject.toml
-	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev,docs
 	@touch $(DEMO) $@
+
+$(FUZZ): pyproject.toml
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev,docs,fuzz
+	@touch $(DEMO) $(DEV) $@
 
 clean:
 	@# Only what looks like a virtual environment is removed, so that a mistyped VENV= costs nothing.

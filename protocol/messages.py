@@ -337,7 +337,9 @@ def _values_of(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
     return lambda message: tuple(getattr(message, name) for name in names)
 
 
-_VALUES = {cls: _values_of(cls) for cls in (*_TO_WORKER, *_FROM_WORKER)}
-_CHECKS: dict[type[Message], tuple[tuple[str, Check], ...]] = {
+_VALUES: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
+    cls: _values_of(cls) for cls in (*_TO_WORKER, *_FROM_WORKER)
+}
+_CHECKS: dict[type[Any], tuple[tuple[str, Check], ...]] = {
     cls: tuple((f.name, f.metadata["check"]) for f in fields(cls)) for cls in (*_TO_WORKER, *_FROM_WORKER)
 }

@@ -27,6 +27,7 @@ from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.end_errors import error_of, sentence_of
 from infervisor.supervisor.escalator import Escalator, only_the_signal_was_heard
 from infervisor.supervisor.exit_report import ExitReport
+from infervisor.supervisor.link import READS_A_TURN
 from infervisor.supervisor.rates import Rates
 from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
@@ -211,6 +212,11 @@ class Dispatcher:
             self.escalator.watch_release(request, now)
 
     def _deadline(self, request: Request) -> None:
+        if self.slot.worker is not None:
+            # Race "the loop was blocked until just now": what is judged may lie in the pipe.
+            self.slot.worker.link.read_frames(READS_A_TURN)
+            if request.has_ended:
+                return
         now = time.monotonic_ns()
         budget = request.clocks.expired(now)
         if budget is None:
@@ -333,8 +339,8 @@ class Dispatcher:
             )
         )
         if worker.was_cut:
-            # Another worker would be cut as well, and so on without end.
-            self.slot.stop()
+            # Nobody is left to attend another worker, which would be cut as well, nor to ring a deadline.
+            self.close()
         self.slot.worker_exited(report)
         self.on_state_change()
 
@@ -359,18 +365,22 @@ class Dispatcher:
 
     # --- the parent's own troubles ---------------------------------------------------------------
 
-    def _parent_stalled(self, late_ns: int) -> None:
-        """Read everything first; then no clock counts time in which the parent couldn't act."""
+    def _parent_stalled(self, stalled_ns: int) -> None:
+        """Read everything first; then no clock but the total counts time in which the parent couldn't act."""
         now = time.monotonic_ns()
         if self.slot.worker is not None:
             self.slot.worker.forgive_stall(now)
-        for request in self.requests.values():
-            for budget in (Budget.FIRST_TOKEN, Budget.STALL, Budget.CONSUMER):
-                request.clocks.postpone(budget, late_ns)
+        for request in list(self.requests.values()):
+            for budget in Budget:
+                if budget is not Budget.TOTAL:
+                    request.clocks.postpone(budget, stalled_ns, now)
             request.aim()
+            self.escalator.postpone(request, stalled_ns, now)
 
     def close(self) -> None:
-        """Take no more requests, end all that there are, and stop the worker with its graces."""
+        """Take no more requests, end all that there are, and stop the worker with its graces. Idempotent."""
+        if self.is_closing:
+            return
         self.is_closing = True
         for request in list(self.requests.values()):
             self.abandon(request, EndReason.SHUTTING_DOWN)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from infervisor.protocol.ladder import Ladder, Stage
 from infervisor.protocol.machines.process import DeathCause
@@ -52,6 +53,13 @@ class Escalator:
         if stage is not None and attempt is not None and worker is not None:
             self._take(request, attempt, worker, stage, now)
 
+    def postpone(self, request: Request, ns: int, now: int) -> None:
+        """Forgive the worker `ns` of the running grace: time in which nobody could have seen it obey."""
+        ladder = request.ladder
+        if ladder is not None and request.ladder_alarm is not None:
+            request.ladder = replace(ladder, since_ns=min(ladder.since_ns + ns, now))
+            self._climb(request)
+
     def bound_ns(self) -> int:
         """Return how long a whole ladder takes at most, given the longest step seen."""
         worker = self._worker()
@@ -82,7 +90,10 @@ class Escalator:
             return
         self._emit(events.CancelEscalated(request.id, stage))
         if stage is Stage.SIGNAL:
-            request.signalled_ns = now
+            # Race "stopped before the cancel, continued after the signal": it then hears both at once, and which of
+            # them first tells nothing of its control pipe.
+            if not worker.process.is_stopped():
+                request.signalled_ns = now
             worker.cancel_by_signal(attempt)
         else:
             worker.kill(DeathCause.CANCEL_KILL)

@@ -22,7 +22,7 @@ from infervisor.supervisor.process import WorkerProcess
 
 READ_BYTES = 1 << 16
 READS_A_TURN = 16
-"""How many reads one wake-up may make before other tasks get their turn."""
+"""How many reads one wake-up may make before other tasks get their turn: enough to empty a full pipe once."""
 
 
 class Link:

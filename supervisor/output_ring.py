@@ -24,7 +24,13 @@ class OutputRing:
     def feed(self, data: bytes) -> None:
         """Take any piece of the stream."""
         self.total_bytes += len(data)
-        *finished, rest = data.split(b"\n")
+        *finished, rest = data.rsplit(b"\n", MAX_LINES)
+        if len(finished) == MAX_LINES:
+            # What is pushed out at once isn't looked at: a flood of empty lines would take a second of every turn.
+            _, newline, finished[0] = finished[0].rpartition(b"\n")
+            if newline:
+                self._open.clear()
+                self._clipped = False
         for line in finished:
             self._extend(line)
             self._lines.append(bytes(self._open) + (b" [clipped]" if self._clipped else b""))

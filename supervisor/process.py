@@ -24,6 +24,7 @@ from infervisor.protocol.errors import WorkerSpawnError
 
 FRAMES_PIPE_BYTES = 1 << 20
 POLL_S = 0.02
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,13 @@ class WorkerProcess:
         if self._holds_pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it: then it neither hears nor computes."""
+        try:
+            return self._holds_pid() and psutil.Process(self.pid).status() in _STOPPED
+        except psutil.Error:
+            return False
 
     def kill_group(self) -> None:
         """Send SIGKILL to the process and to whatever it started in its group, unless it was collected."""

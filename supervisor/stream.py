@@ -170,8 +170,12 @@ class Stream:
             now = time.monotonic_ns()
             bound_s = self._dispatcher.escalator.bound_ns() / NS_PER_S + RELEASE_MARGIN_S
             ended_ns = request.timeline.ended_ns or now
-            with anyio.move_on_after(max(0.1, bound_s - (now - ended_ns) / NS_PER_S), shield=True):
-                await request.released.wait()
+            # A time-out may be the end of a standstill of this process, in which nothing could be read: one more.
+            for wait_s in (max(0.1, bound_s - (now - ended_ns) / NS_PER_S), RELEASE_MARGIN_S):
+                with anyio.move_on_after(wait_s, shield=True):
+                    await request.released.wait()
+                if request.released.is_set():
+                    break
         return request.report()
 
     @property

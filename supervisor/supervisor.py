@@ -113,7 +113,6 @@ class Supervisor:
         self._dispatcher: Dispatcher | None = None
         self._mailbox: Mailbox | None = None
         self._outer: anyio.abc.TaskGroup | None = None
-        self._scope = anyio.CancelScope(shield=True)
         self._changed = Notice()
         self._closed = False
         self._loaded: FileIdentity | None = None
@@ -134,6 +133,8 @@ class Supervisor:
             raise UsageError("this supervisor was entered before; make a new one")
         self._thread = threading.get_ident()
         self._mailbox = Mailbox()
+        # Not in __init__: a scope can be made only in a running loop, a supervisor anywhere.
+        self._scope = anyio.CancelScope(shield=True)
         self._begun, self._served = anyio.Event(), anyio.Event()
         self._outer = anyio.create_task_group()
         await self._outer.__aenter__()

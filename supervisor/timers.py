@@ -1,7 +1,8 @@
 """One task that wakes whoever is due. The monotonic clock decides; the event loop only sleeps.
 
 If a wake-up comes much too late, the parent itself was stalled (a blocked loop, a stopped process): then
-`on_stall` runs first, so that nothing is judged by a clock that ran while nobody could act.
+`on_stall` runs first, so that nothing is judged by a clock that ran while nobody could act. It is told for how
+long that may have been, in ns.
 """
 
 from __future__ import annotations
@@ -100,14 +101,16 @@ class Timers:
             if due_ns is None:
                 await self._changed.wait()
                 continue
-            now = time.monotonic_ns()
+            asleep_ns = now = time.monotonic_ns()
             if due_ns > now:
                 with anyio.move_on_after((due_ns - now) / NS_PER_S):
                     await self._changed.wait()
                 now = time.monotonic_ns()
             late_ns = now - due_ns
             if late_ns > STALL_NS:
-                self._on_stall(late_ns)
+                # It began some time between going to sleep and the alarm. Doubt counts for the stall, but not for
+                # more than it lasted for sure: a loop that is blocked again and again must not stop all clocks.
+                self._on_stall(late_ns + min(late_ns, max(0, due_ns - asleep_ns)))
             self._ring_due(now)
 
     def _ring_due(self, now: int) -> None:

@@ -71,9 +71,9 @@ class Watchdog:
             self._alarm.aim(None)
 
     def stop(self) -> None:
-        """Watch no more."""
-        self._alarm.aim(None)
-        self._dump_alarm.aim(None)
+        """Watch no more, and let go of the worker: an armed time may lie far ahead."""
+        self._alarm.retire()
+        self._dump_alarm.retire()
 
     def _check(self) -> None:
         now = time.monotonic_ns()

@@ -37,7 +37,7 @@ from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.launch import WorkerSettings
-from infervisor.supervisor.link import Link
+from infervisor.supervisor.link import READS_A_TURN, Link
 from infervisor.supervisor.process import Sample, WorkerProcess
 from infervisor.supervisor.settings import to_ns
 from infervisor.supervisor.timers import Timers
@@ -184,7 +184,7 @@ class Worker:
         self.apply(p.Exited())
         self._watchdog.stop()
         for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm):
-            alarm.aim(None)
+            alarm.retire()
         self._owner.worker_exited(
             self,
             ExitReport(
@@ -319,7 +319,9 @@ class Worker:
                 self._on_ready(message)
             case Failed():
                 self._apply_frame(p.FailedArrived(), message)
-                self._failed = self._failed or message
+                if self.ready_ns is None:
+                    # What was ready has loaded, whatever it says on its way out.
+                    self._failed = self._failed or message
             case Log():
                 self._owner.worker_logged(self, message)
 
@@ -405,8 +407,9 @@ class Worker:
         self.process.signal(SIGUSR2)
 
     def forgive_stall(self, now: int) -> None:
-        """The parent was stalled: read everything first, and start the liveness clocks anew."""
-        self.link.read_frames(COLLECT_READS)
+        """The parent was stalled: read what the pipe holds first, and start the liveness clocks anew."""
+        # Not until it is empty: a worker with much credit would go on filling it.
+        self.link.read_frames(READS_A_TURN)
         self._watchdog.moved(now)
         if self._end_alarm.due_ns is not None:
             # Race "frames ended, then the parent stalled": its exit has had no time to be seen.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
+
+from tests.helpers.produced import check, recording
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -16,3 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("real_model") is not None:
             item.add_marker(pytest.mark.xdist_group("real_model"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test fail that doesn't make happen what its mark `produces` promises."""
+    promised = [thing for mark in item.iter_markers("produces") for thing in mark.args]
+    if not promised and "process" not in item.path.parts:
+        return (yield)
+    with recording() as seen:
+        result = yield
+    check(promised, seen)
+    return result

@@ -1,6 +1,7 @@
 """A worker process: spawned → handshake → loading → ready → draining → terminating → killing → exited.
 
-exited can be reached from every phase: a process may die at any moment.
+exited can be reached from every phase but the first: a process may die at any moment, and that is seen once its
+pipes are attended.
 """
 
 from __future__ import annotations
@@ -240,7 +241,6 @@ PROCESS: Table[ProcessState] = Table(
         (_H, StopAsked): Row((_T,), _stop_early),
         (_L, StopAsked): Row((_T,), _stop_early),
         (_R, StopAsked): Row((_D,), _stop_ready),
-        (_D, StopAsked): Row((_D,), _no_change),
         (_T, StopAsked): Row((_T,), _no_change),
         (_K, StopAsked): Row((_K,), _no_change),
         (_D, Drained): Row((_T,), _drained),
@@ -259,9 +259,8 @@ PROCESS: Table[ProcessState] = Table(
         **{(phase, KillAsked): Row((_K,), _kill) for phase in (_S, _H, _L, _R, _D, _T)},
         (_K, KillAsked): Row((_K,), _no_change),
         (_K, GraceOver): Row((_K,), _no_change),
-        **{(phase, Exited): Row((_X,), _exit) for phase in (_S, _H, _L, _R, _D, _T, _K)},
+        **{(phase, Exited): Row((_X,), _exit) for phase in (_H, _L, _R, _D, _T, _K)},
         (_X, StopAsked): Row((_X,), _no_change),
         (_X, KillAsked): Row((_X,), _no_change),
-        (_X, GraceOver): Row((_X,), _no_change),
     },
 )

@@ -120,7 +120,6 @@ REQUEST: Table[RequestState] = Table(
         (_R, Finished): Row((_E,), _finish),
         (_R, Abandoned): Row((_E,), _abandon_running),
         (_R, Lost): Row((_E,), _lose_running),
-        (_E, Finished): Row((_E,), _too_late),
         (_E, Abandoned): Row((_E,), _too_late),
         (_E, Lost): Row((_E,), _too_late),
     },

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from infervisor.protocol.ladder import Stage
     from infervisor.protocol.timeline import Timeline
+    from infervisor.supervisor.blocking import BlockingStream, BlockingSupervisor
     from infervisor.supervisor.default_model import default_model
     from infervisor.supervisor.events import Event
     from infervisor.supervisor.report import Report, Usage
@@ -57,6 +58,7 @@ _HOME = {
     ),
     "Stage": "protocol.ladder",
     "Timeline": "protocol.timeline",
+    **dict.fromkeys(("BlockingStream", "BlockingSupervisor"), "supervisor.blocking"),
     "default_model": "supervisor.default_model",
     "Event": "supervisor.events",
     **dict.fromkeys(("Report", "Usage"), "supervisor.report"),
@@ -67,12 +69,12 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [  # noqa: RUF022
-    "Supervisor", "Stream", "Chunk", "Answer", "Report", "Usage", "Timeline", "EndReason", "EndClass",
-    "Stage",    "Deadlines", "Escalation", "Liveness", "RestartPolicy", "StopGraces", "Event", "default_model",
-    "InfervisorError", "ConfigurationError", "UsageError", "ProtocolError", "AdmissionError", "Overloaded",
-    "ShuttingDown", "Unavailable", "InvalidRequest", "RequestError", "RequestCancelled", "DeadlineExceeded",
-    "EngineError", "Poisoned", "WorkerError", "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive",
-    "WorkerDied",
+    "Supervisor", "Stream", "BlockingSupervisor", "BlockingStream", "Chunk", "Answer", "Report", "Usage",
+    "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness", "RestartPolicy",
+    "StopGraces", "Event", "default_model", "InfervisorError", "ConfigurationError", "UsageError",
+    "ProtocolError", "AdmissionError", "Overloaded", "ShuttingDown", "Unavailable", "InvalidRequest",
+    "RequestError", "RequestCancelled", "DeadlineExceeded", "EngineError", "Poisoned", "WorkerError",
+    "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive", "WorkerDied",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import pytest
 import typer.main
 
 import infervisor
-from infervisor import Deadlines, EndClass, EndReason, Escalation, Timeline
+from infervisor import Deadlines, EndClass, EndReason, Escalation, Liveness, StopGraces, Timeline
+from infervisor.protocol.codec import MAX_FROM_WORKER_BYTES, MAX_TO_WORKER_BYTES, encode
 from infervisor.protocol.errors import InfervisorError
-from infervisor.protocol.messages import FROM_WORKER, TO_WORKER, Message
+from infervisor.protocol.generation import Limits, Sampling
+from infervisor.protocol.messages import FROM_WORKER, MAX_DEPTH, TO_WORKER, Cancel, Credit, Drain, Message
 from infervisor.supervisor.cli.app import app
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from infervisor.supervisor.end_errors import ERROR_OF
-from infervisor.worker.engine import AbortGranularity
+from infervisor.worker.engine import AbortGranularity, ModelFacts
 from infervisor.worker.exits import Exit
 from tests.docs.markdown import ROOT, anchors, code_names, documents, links, table
 
@@ -44,6 +47,38 @@ def test_protocol_page_has_every_message_with_its_fields_in_order(messages: dict
     assert set(described) == {*TO_WORKER, *FROM_WORKER}
     for name, message in messages.items():
         assert described[name] == [field.name for field in fields(message)], name
+
+
+def test_protocol_page_shows_frames_as_they_are() -> None:
+    shown = {row[0]: bytes.fromhex(code_names(row[1])[0]) for row in table(PROTOCOL, "frame")}
+    assert shown == {
+        "`cancel` of attempt 7": encode(Cancel(7)),
+        "`credit` for attempt 300 up to 64": encode(Credit(300, 64)),
+        "`drain`": encode(Drain()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "described_type"),
+    [("field of `sampling`", Sampling), ("field of `limits`", Limits), ("fact", ModelFacts)],
+)
+def test_protocol_page_has_every_field_of_what_is_in_a_message(header: str, described_type: type) -> None:
+    described = [name for row in table(PROTOCOL, header) for name in code_names(row[0])]
+    assert sorted(described) == sorted(field.name for field in fields(described_type))
+
+
+def test_protocol_page_has_the_sizes_and_times_of_the_code() -> None:
+    text = PROTOCOL.read_text()
+    for size in (MAX_TO_WORKER_BYTES, MAX_FROM_WORKER_BYTES):
+        assert f"{size >> 20} MiB" in text
+        assert f"{size >> 4:,}" in text
+    liveness, graces = Liveness(), StopGraces()
+    assert f"({liveness.hang_after_s:g} s)" in text
+    assert f"after {liveness.unmeasured_s:g} s while no `beat`" in text
+    assert f"{liveness.dump_s:g} s later SIGKILL" in text
+    assert f"after {graces.exit_s:g} s without an exit" in text
+    assert f"empty {graces.drain_s:g} s after `drain`" in text
+    assert f"nested more than {MAX_DEPTH} deep" in text
 
 
 def test_protocol_page_has_every_exit_code_of_the_worker() -> None:
@@ -87,6 +122,13 @@ def test_cancellation_page_has_every_abort_granularity_and_time_point() -> None:
     described = {name for row in table(CANCELLATION, "field") for name in code_names(" ".join(row[:2]))}
     stamps = {f.name for f in fields(Timeline) if f.name.endswith("_ns") and "gap" not in f.name}
     assert stamps == described
+
+
+def test_api_page_has_every_sampling_keyword_with_its_default() -> None:
+    keywords = dict(re.findall(r"`(\w+)=([^`]+)`", (ROOT / "docs/api.md").read_text()))
+    assert {name: keywords.get(name) for name in Sampling().to_wire()} == {
+        name: str(default) for name, default in Sampling().to_wire().items()
+    }
 
 
 def test_cli_page_has_every_exit_code() -> None:

@@ -64,6 +64,7 @@ async def test_in_the_tick_of_the_submit() -> None:
         await next_is_exact(supervisor)
 
 
+@pytest.mark.produces("request: queued × Abandoned → ended", "end: cancelled")
 async def test_in_the_queue_nothing_is_computed_and_the_release_is_at_once() -> None:
     async with scripted({"pace_s": 0.02}) as (supervisor, told), supervisor.stream("first") as running:
         await running.__anext__()
@@ -105,6 +106,7 @@ async def test_while_the_model_loads() -> None:
         await next_is_exact(supervisor)
 
 
+@pytest.mark.produces("attempt: prefill × EndArrived → ending")
 async def test_inside_a_long_prefill() -> None:
     async with scripted({"prefill_s": 60, "slice_s": 30}) as (supervisor, _):
         async with supervisor.stream("a long prompt of many words") as stream:
@@ -118,6 +120,7 @@ async def test_inside_a_long_prefill() -> None:
 
 
 @pytest.mark.parametrize("pace_s", [0.0, 0.02, 30.0])
+@pytest.mark.produces("request: running × Abandoned → ended", "end: cancelled")
 async def test_while_decoding(pace_s: float) -> None:
     faults = [{"at": "decode", "kind": "hang", "seconds": 0.001}]
     async with scripted({"pace_s": pace_s, "faults": faults}) as (supervisor, _):
@@ -138,6 +141,7 @@ async def test_while_decoding(pace_s: float) -> None:
         assert timeline.cancel_requested_ns <= timeline.cancel_noticed_ns <= timeline.released_ns
 
 
+@pytest.mark.produces("attempt: paused × EndArrived → ending")
 async def test_while_paused_for_want_of_credit() -> None:
     async with scripted() as (supervisor, _):
         async with supervisor.stream("count", window=3) as stream:
@@ -149,6 +153,7 @@ async def test_while_paused_for_want_of_credit() -> None:
         await next_is_exact(supervisor)
 
 
+@pytest.mark.produces("request: ended × Abandoned → ended", "end: length")
 async def test_between_the_natural_end_and_its_release_the_natural_end_stands() -> None:
     faults = [{"at": "release", "kind": "hang", "seconds": 0.3, "prompt_contains": "slow"}]
     async with scripted({"faults": faults}) as (supervisor, _):
@@ -188,6 +193,7 @@ async def test_twice_and_after_the_end_changes_nothing() -> None:
         assert len(told.of(RequestReleased)) == 2
 
 
+@pytest.mark.produces("end: client_disconnected")
 async def test_a_client_that_left_is_told_apart() -> None:
     async with scripted({"pace_s": 0.01}) as (supervisor, _):
         async with supervisor.stream("count") as stream:

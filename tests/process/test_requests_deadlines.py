@@ -51,6 +51,7 @@ async def runs_out(stream: Stream, reason: EndReason) -> str:
     return "".join(texts)
 
 
+@pytest.mark.produces("request: queued × Abandoned → ended", "end: queue_timeout")
 async def test_queue() -> None:
     async with scripted({"pace_s": 0.02}) as (supervisor, _), supervisor.stream("first") as running:
         await running.__anext__()
@@ -91,6 +92,7 @@ async def test_queue_stands_still_while_a_worker_is_being_replaced() -> None:
             assert running.end_reason is EndReason.LENGTH
 
 
+@pytest.mark.produces("end: startup_timeout")
 async def test_startup() -> None:
     # The load stands still after its first step: no progress, nothing extends the budget.
     faults = [{"at": "load", "after": 1, "kind": "hang", "seconds": 1.5}]
@@ -112,6 +114,7 @@ async def test_startup_is_given_anew_by_a_load_that_is_slow_but_moves() -> None:
             assert stream.report.timeline.queue_s > 1.5
 
 
+@pytest.mark.produces("end: first_token_timeout")
 async def test_first_token() -> None:
     async with scripted({"prefill_s": 60, "slice_s": 0.05}) as (supervisor, _):
         async with supervisor.stream(" ".join("x" * 2000), deadlines=only(first_token_s=0.3)) as stream:
@@ -133,6 +136,7 @@ async def test_first_token_plays_no_part_after_the_first_token_nor_in_the_queue(
             assert await stream.text() == words(8)
 
 
+@pytest.mark.produces("end: stall_timeout")
 async def test_stall_and_what_arrived_before_it_is_still_read() -> None:
     faults = [{"at": "decode", "after": 4, "kind": "hang", "seconds": 1.2, "prompt_contains": "stuck"}]
     async with scripted({"faults": faults}) as (supervisor, _):
@@ -155,6 +159,7 @@ async def test_stall_doesnt_run_while_the_worker_has_no_credit_or_reads_the_prom
             assert first.text + await stream.text() == words(6)
 
 
+@pytest.mark.produces("end: total_timeout")
 async def test_total_counts_always() -> None:
     async with scripted({"pace_s": 0.05}) as (supervisor, _):
         async with supervisor.stream("count", deadlines=only(total_s=0.4)) as running:
@@ -175,6 +180,7 @@ async def test_total_counts_always() -> None:
             assert await runs_out(loading, EndReason.TOTAL_TIMEOUT) == ""
 
 
+@pytest.mark.produces("end: consumer_timeout")
 async def test_consumer_ends_a_stream_that_nobody_reads_and_leaves_its_text() -> None:
     async with scripted() as (supervisor, _):
         async with supervisor.stream("count", window=4, deadlines=only(consumer_s=0.3)) as stream:

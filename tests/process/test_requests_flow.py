@@ -90,6 +90,7 @@ async def test_a_paused_worker_computes_nothing_and_uses_no_processor_time(
 
 
 @pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.produces("end: stop_sequence")
 async def test_a_long_stop_string_and_a_split_character_dont_lock_up_any_window(window: int) -> None:
     # "<<END OF ANSWER>>" comes byte by byte: many tokens without text, in the smallest window. Before it
     # comes a false start, whose text must be delivered after all.
@@ -160,6 +161,7 @@ async def test_max_tokens_is_exact(max_tokens: int) -> None:
     )
 
 
+@pytest.mark.produces("end: context_full")
 async def test_a_full_context_is_a_natural_end_of_its_own() -> None:
     async with scripted({"context_tokens": 10}) as (supervisor, _):
         answer = await supervisor.generate("one two three")
@@ -171,6 +173,7 @@ async def test_a_full_context_is_a_natural_end_of_its_own() -> None:
         assert longest.report.end_reason is EndReason.CONTEXT_FULL
 
 
+@pytest.mark.produces("request: running × Finished → ended", "end: stop")
 async def test_the_models_own_end_is_no_token_of_the_answer() -> None:
     async with scripted({"text": "that is all"}) as (supervisor, _):
         answer = await supervisor.generate("say")

@@ -103,6 +103,7 @@ async def test_a_prompt_up_to_the_limit_fits_and_one_byte_more_is_refused_here()
         assert len(told.of(WorkerSpawned)) == 1
 
 
+@pytest.mark.produces("attempt: submitted × EndArrived → ending", "end: invalid_request")
 async def test_a_prompt_beyond_the_context_is_the_callers_error_with_both_numbers() -> None:
     async with scripted({"context_tokens": 10}) as (supervisor, told):
         for words_in in (10, 11, 5000):

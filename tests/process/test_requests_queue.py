@@ -44,6 +44,7 @@ async def refused(supervisor: Supervisor, kind: type[AdmissionError], reason: En
     return stream
 
 
+@pytest.mark.produces("request: queued × Submitted → running", "end: length")
 async def test_a_second_request_waits_while_one_streams_and_both_are_whole() -> None:
     async with scripted({"pace_s": 0.005}) as (supervisor, told):
         async with supervisor.stream("first", max_tokens=30) as first:
@@ -62,6 +63,7 @@ async def test_a_second_request_waits_while_one_streams_and_both_are_whole() -> 
         assert two.submitted_ns <= two.started_ns
 
 
+@pytest.mark.produces("slot: starting × WorkerWanted → starting", "slot: starting × WorkerReady → running")
 async def test_requests_are_served_in_the_order_in_which_they_came() -> None:
     async with scripted({"load_s": 0.3}, wait_until_ready=False) as (supervisor, told):
         streams = [supervisor.stream("count", max_tokens=2) for _ in range(8)]
@@ -81,6 +83,7 @@ async def test_requests_are_served_in_the_order_in_which_they_came() -> None:
         assert supervisor.status().queue_depth == 0
 
 
+@pytest.mark.produces("request: queued × Lost → ended", "end: overloaded")
 async def test_a_full_queue_refuses_at_once_and_takes_again_when_there_is_room() -> None:
     async with scripted({"pace_s": 0.005}, max_queue=2) as (supervisor, _):
         running = supervisor.stream("running")
@@ -108,6 +111,11 @@ async def test_a_queue_of_nothing_serves_whoever_finds_a_free_worker() -> None:
         assert supervisor.status().queue_peak == 0
 
 
+@pytest.mark.produces(
+    "request: queued × Lost → ended",
+    "slot: open × WorkerWanted → open",
+    "end: unavailable",
+)
 async def test_an_open_breaker_refuses_what_waits_and_what_comes_until_its_cooldown() -> None:
     restart = RestartPolicy(max_restarts=0, cooldown_s=1.0)
     options: dict[str, Any] = {"pace_s": 0.01}
@@ -138,6 +146,7 @@ async def test_an_open_breaker_refuses_what_waits_and_what_comes_until_its_coold
         assert len(told.of(WorkerBecameReady)) == 2
 
 
+@pytest.mark.produces("end: shutting_down")
 async def test_closing_ends_what_runs_and_what_waits_as_shutting_down() -> None:
     async with scripted({"pace_s": 0.01}) as (supervisor, told):
         async with supervisor.stream("runs") as running, supervisor.stream("waits") as waiting:
@@ -184,6 +193,7 @@ async def test_eight_requests_at_once_each_get_their_own_answer(slots: int) -> N
         assert holds_nothing(supervisor)
 
 
+@pytest.mark.produces("attempt: prefill × TokensArrived → paused", "attempt: paused × CreditSent → decode")
 async def test_a_paused_neighbour_slows_nobody_down() -> None:
     async with scripted({"slots": 3}) as (supervisor, _):
         async with supervisor.stream("paused", window=1) as paused:
@@ -193,6 +203,7 @@ async def test_a_paused_neighbour_slows_nobody_down() -> None:
             assert first.text + (await paused.__anext__()).text == words(2)
 
 
+@pytest.mark.produces("end: engine_error")
 async def test_a_failing_engine_ends_one_request_and_serves_the_next() -> None:
     faults = [
         {"at": "decode", "after": 2, "kind": "raise", "message": "out of luck", "prompt_contains": "bad"}

@@ -22,7 +22,7 @@ from infervisor import (
 )
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor import process as process_module
-from infervisor.supervisor.events import WorkerExited, WorkerHung
+from infervisor.supervisor.events import WorkerExited
 from tests.helpers.host_process import complaints, host
 from tests.helpers.supervised import answers, scripted
 
@@ -261,48 +261,3 @@ async def test_a_jump_of_the_wall_clock_changes_nothing(
         assert total_s is not None
         assert 0 < total_s < 60
         assert told.of(WorkerExited) == []
-
-
-async def test_a_blocked_loop_kills_and_loses_nothing() -> None:
-    async with scripted(ENDLESS, liveness=Liveness(hang_after_s=1.5, unmeasured_s=1.5)) as (supervisor, told):
-        async with supervisor.stream("hello", max_tokens=1000, window=1000) as stream:
-            await anext(stream)
-            time.sleep(3)  # noqa: ASYNC251 - the fault that is meant
-            text = await stream.text()
-        assert text == "".join(f"w{index} " for index in range(1, 1000))
-        assert not told.of(WorkerHung)
-        assert not told.of(WorkerExited)
-
-
-STOPPED = """
-import sys
-import anyio
-from infervisor import Liveness, Supervisor
-
-async def main():
-    told = []
-    liveness = Liveness(hang_after_s=1.5, unmeasured_s=1.5)
-    supervisor = Supervisor(
-        engine="scripted", options={"pace_s": 0.005}, liveness=liveness, on_event=told.append
-    )
-    async with supervisor:
-        async with supervisor.stream("hello", max_tokens=600, window=1000) as stream:
-            await anext(stream)
-            print("running", flush=True)
-            text = await stream.text()
-        assert text == "".join(f"w{index} " for index in range(1, 600)), text
-        assert [type(event).__name__ for event in told].count("WorkerExited") == 0
-        print("whole")
-
-anyio.run(main, backend=sys.argv[1])
-"""
-
-
-async def test_a_host_that_is_stopped_and_continued_kills_and_loses_nothing(anyio_backend: str) -> None:
-    with host(STOPPED, anyio_backend) as program:
-        assert program.line() == "running"
-        program.signal(signal.SIGSTOP)
-        time.sleep(3)  # noqa: ASYNC251 - how long the host stands still
-        program.signal(signal.SIGCONT)
-        code, said, errors = program.finish()
-        assert (code, said, complaints(errors)) == (0, "whole\n", [])

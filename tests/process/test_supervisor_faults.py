@@ -75,6 +75,7 @@ async def read_two_then_fail(supervisor: Supervisor) -> InfervisorError:
         ("close_frames", {"then": "go_on"}, "its frames ended, but the process lives on"),
     ],
 )
+@pytest.mark.produces("end: protocol_error")
 async def test_a_worker_that_breaks_the_protocol_is_replaced(
     kind: str, parts: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ async def test_a_worker_that_stalls_in_the_middle_of_a_frame_hangs(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["hang", "hang_gil"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.produces("end: worker_unresponsive")
 async def test_a_hang_is_found_out_with_its_stacks(kind: str, phase: str, tmp_path: Path) -> None:
     async with scripted(once(tmp_path, kind, phase), liveness=QUICK_LIVENESS) as (supervisor, told):
         pid = supervisor.status().worker_pid
@@ -223,6 +225,10 @@ async def test_a_death_is_seen_at_once_while_a_grandchild_holds_the_pipes(
 # --- stopping ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.produces(
+    "process: terminating × GraceOver → terminating",
+    "process: terminating × GraceOver → killing",
+)
 async def test_a_worker_that_heeds_neither_shutdown_nor_sigterm_is_killed(tmp_path: Path) -> None:
     told = Told()
     graces = StopGraces(drain_s=0.2, exit_s=0.2, terminate_s=0.2)
@@ -268,6 +274,7 @@ async def test_an_interpreter_without_the_package_is_named_once(tmp_path: Path) 
     assert len(told.of(WorkerSpawned)) == 1
 
 
+@pytest.mark.produces("process: handshake × Exited → exited")
 async def test_an_interpreter_that_is_something_else_is_named() -> None:
     error, _ = await first_failure(python="/bin/false")
     assert isinstance(error, WorkerDied)

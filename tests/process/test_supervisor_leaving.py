@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Any
 
 import anyio
-import psutil
 import pytest
 
 from infervisor import (
@@ -22,7 +20,7 @@ from infervisor import (
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor.events import LoadProgress, RestartScheduled, WorkerExited, WorkerSpawned
 from tests.helpers.host_process import complaints, host
-from tests.helpers.supervised import QUICK_GRACES, scripted
+from tests.helpers.supervised import scripted
 from tests.helpers.waiting import is_gone, only_worker
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +31,17 @@ ENDLESS = {"pace_s": 0.005}
 # --- stopping ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.produces(
+    "process: spawned × Connected → handshake",
+    "process: handshake × HelloArrived → loading",
+    "process: loading × ReadyArrived → ready",
+    "process: ready × StopAsked → draining",
+    "process: draining × Drained → terminating",
+    "process: terminating × Exited → exited",
+    "slot: running × SlotStopAsked → stopped",
+    "slot: stopped × WorkerDied → stopped",
+    "end: shutting_down",
+)
 async def test_stopping_ends_a_stream_that_is_being_read() -> None:
     async with scripted(ENDLESS) as (supervisor, told):
         async with supervisor.stream("hello") as stream:
@@ -48,6 +57,10 @@ async def test_stopping_ends_a_stream_that_is_being_read() -> None:
         assert is_gone(exited.pid)
 
 
+@pytest.mark.produces(
+    "process: loading × StopAsked → terminating",
+    "slot: starting × SlotStopAsked → stopped",
+)
 async def test_stopping_while_the_model_loads_ends_what_waits() -> None:
     async with scripted({"load_s": 60}, wait_until_ready=False) as (supervisor, told):
         async with supervisor.stream("hello") as stream:
@@ -127,15 +140,6 @@ async def test_a_host_that_runs_out_of_time_leaves_nothing() -> None:
     assert is_gone(pid)
 
 
-@pytest.mark.parametrize("options", [{}, {"load_s": 60}])
-async def test_entering_that_is_cancelled_at_any_moment_leaves_nothing(options: dict[str, Any]) -> None:
-    for step in range(20):
-        with anyio.move_on_after(step * 0.0025):
-            async with Supervisor(engine="scripted", options=options, graces=QUICK_GRACES):
-                pass
-        assert psutil.Process().children() == []
-
-
 def test_a_task_that_is_cancelled_natively_leaves_nothing() -> None:
     async def guest(entered: asyncio.Event) -> None:
         async with scripted(ENDLESS) as (supervisor, _), supervisor.stream("hello") as stream:
@@ -155,23 +159,6 @@ def test_a_task_that_is_cancelled_natively_leaves_nothing() -> None:
     assert is_gone(asyncio.run(main()))
 
 
-def test_entering_that_is_cancelled_natively_at_any_moment_leaves_nothing() -> None:
-    async def guest() -> None:
-        async with Supervisor(engine="scripted", options={"load_s": 60}, graces=QUICK_GRACES):
-            pytest.fail("it became ready")
-
-    async def main() -> None:
-        for step in range(20):
-            task = asyncio.create_task(guest())
-            await asyncio.sleep(step * 0.0025)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, 20)
-            assert psutil.Process().children() == []
-
-    asyncio.run(main())
-
-
 def test_a_second_native_cancel_during_the_stop_kills_at_once() -> None:
     stopping = asyncio.Event()
     options = {"faults": [{"at": "decode", "after": 2, "kind": "hang_gil"}]}
@@ -181,6 +168,10 @@ def test_a_second_native_cancel_during_the_stop_kills_at_once() -> None:
         async with Supervisor(engine="scripted", options=options, graces=graces) as supervisor:
             stream = supervisor.stream("hello")
             await anext(stream)
+            # Only a worker that hangs already doesn't obey the stop's own cancel.
+            worker = supervisor._dispatcher and supervisor._dispatcher.slot.worker
+            while worker is not None and "hang_gil at decode" not in worker.link.output.tail():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
             stopping.set()
             await supervisor.stop()
 
@@ -238,6 +229,7 @@ async def test_what_had_arrived_is_still_read_after_the_supervisor_is_closed() -
         assert stream.end_reason is EndReason.STOP
 
 
+@pytest.mark.produces("slot: backoff × SlotStopAsked → stopped")
 async def test_whoever_waits_for_a_worker_is_told_when_the_supervisor_is_closed() -> None:
     policy = RestartPolicy(backoff_initial_s=600, backoff_max_s=600)
     async with scripted(restart=policy) as (supervisor, told):
@@ -259,6 +251,7 @@ async def test_whoever_waits_for_a_worker_is_told_when_the_supervisor_is_closed(
         assert len(refused) == 1
 
 
+@pytest.mark.produces("process: exited × StopAsked → exited")
 async def test_a_supervisor_whose_tasks_are_cut_kills_its_worker_and_starts_no_other() -> None:
     async with scripted(ENDLESS) as (supervisor, told):
         pid = only_worker()

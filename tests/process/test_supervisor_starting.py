@@ -32,6 +32,11 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("phase", ["import", "load", "warm_up"])
+@pytest.mark.produces(
+    "process: loading × Exited → exited",
+    "slot: starting × WorkerDied → backoff",
+    "slot: starting × WorkerDied → open",
+)
 async def test_a_worker_that_crashes_at_every_start_opens_the_breaker(phase: str) -> None:
     told = Told()
     options = {"faults": [{"at": phase, "kind": "segfault"}]}
@@ -46,6 +51,11 @@ async def test_a_worker_that_crashes_at_every_start_opens_the_breaker(phase: str
     assert "SIGSEGV" in opened[0].reason
 
 
+@pytest.mark.produces(
+    "process: loading × FailedArrived → terminating",
+    "slot: starting × WorkerDied → open",
+    "slot: open × SlotStopAsked → stopped",
+)
 async def test_a_permanent_refusal_opens_the_breaker_at_once() -> None:
     told = Told()
     fault = {"at": "load", "kind": "load_refused", "code": "odd_model", "message": "no\x1b[2J good"}
@@ -65,7 +75,18 @@ async def test_an_unknown_engine_is_refused_by_name() -> None:
     assert caught.value.code == "unknown_engine"
 
 
-@pytest.mark.parametrize("healed", [True, False])
+@pytest.mark.parametrize(
+    "healed",
+    [
+        pytest.param(True, marks=pytest.mark.produces("slot: half_open × WorkerReady → running")),
+        pytest.param(False, marks=pytest.mark.produces("slot: half_open × WorkerDied → open")),
+    ],
+)
+@pytest.mark.produces(
+    "slot: open × WorkerWanted → open",
+    "slot: open × WorkerWanted → half_open",
+    "end: unavailable",
+)
 async def test_after_the_cool_down_a_request_tries_one_start(healed: bool, tmp_path: Path) -> None:
     once = str(tmp_path / "once")
     fault: dict[str, Any] = {"at": "load", "kind": "load_refused", "message": "not today"}
@@ -91,6 +112,7 @@ async def test_after_the_cool_down_a_request_tries_one_start(healed: bool, tmp_p
         assert supervisor.status().restarts == {}
 
 
+@pytest.mark.produces("slot: open × ResetAsked → starting")
 async def test_a_breaker_that_is_open_is_closed_by_hand(tmp_path: Path) -> None:
     fault = {"at": "load", "kind": "load_refused", "once_file": str(tmp_path / "once")}
     restart = RestartPolicy(cooldown_s=600)
@@ -101,6 +123,7 @@ async def test_a_breaker_that_is_open_is_closed_by_hand(tmp_path: Path) -> None:
         await answers(supervisor)
 
 
+@pytest.mark.produces("process: loading × KillAsked → killing")
 async def test_a_load_that_hangs_is_ended_by_its_deadline() -> None:
     told = Told()
     options = {"faults": [{"at": "load", "kind": "hang"}]}

@@ -23,6 +23,7 @@ class AgainstCountdown(RuleBasedStateMachine):
         self.whole = {budget: ns for budget, ns in budgets.items() if ns is not None}
         self.left = dict(self.whole)
         self.running: set[Budget] = set()
+        self.started: dict[Budget, int] = {}
         self.now = now
 
     @rule(ns=st.integers(0, 30))
@@ -34,8 +35,9 @@ class AgainstCountdown(RuleBasedStateMachine):
     @rule(budget=BUDGET)
     def run(self, budget: Budget) -> None:
         self.clocks.run(budget, self.now)
-        if budget in self.whole:
+        if budget in self.whole and budget not in self.running:
             self.running.add(budget)
+            self.started[budget] = self.now
 
     @rule(budget=BUDGET)
     def hold(self, budget: Budget) -> None:
@@ -48,6 +50,7 @@ class AgainstCountdown(RuleBasedStateMachine):
         if budget in self.whole:
             self.left[budget] = self.whole[budget]
             self.running.add(budget)
+            self.started[budget] = self.now
 
     @rule(budget=BUDGET)
     def stop(self, budget: Budget) -> None:
@@ -58,9 +61,11 @@ class AgainstCountdown(RuleBasedStateMachine):
 
     @rule(budget=BUDGET, ns=st.integers(0, 30))
     def postpone(self, budget: Budget, ns: int) -> None:
-        self.clocks.postpone(budget, ns)
+        self.clocks.postpone(budget, ns, self.now)
         if budget in self.running:
-            self.left[budget] += ns
+            forgiven = min(ns, self.now - self.started[budget])
+            self.left[budget] += forgiven
+            self.started[budget] += forgiven
 
     @invariant()
     def the_next_one_due_is_the_one_with_least_left(self) -> None:

@@ -57,11 +57,11 @@ Connected       handshake    -            -            -         -            = 
 HelloArrived    -            loading      -            -         -            =            =        -
 ReadyArrived    -            -            ready        -         -            =            =        -
 FailedArrived   -            -            terminating  -         -            =            =        -
-StopAsked       terminating  terminating  terminating  draining  =            =            =        =
+StopAsked       terminating  terminating  terminating  draining  -            =            =        =
 Drained         -            -            -            -         terminating  -            -        -
-GraceOver       -            -            -            -         terminating  *            =        =
+GraceOver       -            -            -            -         terminating  *            =        -
 KillAsked       killing      killing      killing      killing   killing      killing      =        =
-Exited          exited       exited       exited       exited    exited       exited       exited   -
+Exited          -            exited       exited       exited    exited       exited       exited   -
 """
 LINES = [line.split() for line in GRID.strip().splitlines()]
 CELL = {
@@ -184,7 +184,7 @@ def test_a_worker_may_be_ended_before_its_pipes_are_attended(event: object) -> N
 
 
 def test_an_exit_that_nobody_asked_for_is_a_crash() -> None:
-    for events in (TO_READY[:n] for n in range(4)):
+    for events in (TO_READY[:n] for n in range(1, 4)):
         assert walk(*events, Exited())[0] == ProcessState(EXITED, DeathCause.CRASHED)
 
 
@@ -224,8 +224,11 @@ def test_whatever_happens_the_process_ends(events: list[Any]) -> None:
         assert kills <= 1
     if state.phase is EXITED:
         return
+    if state.phase is SPAWNED:  # nobody sees its exit before its pipes are attended
+        state, _ = PROCESS.step(state, Connected(), 0)
     assert PROCESS.step(state, Exited(), 0)[0].phase is EXITED
-    state, _ = PROCESS.step(state, StopAsked(), 0)
+    if state.phase is not DRAINING:
+        state, _ = PROCESS.step(state, StopAsked(), 0)
     for _ in range(3):
         if state.phase is not KILLING:
             state, effects = PROCESS.step(state, GraceOver(), 0)

@@ -38,7 +38,6 @@ LEADS_TO = {
     (RequestPhase.RUNNING, Finished): RequestPhase.ENDED,
     (RequestPhase.RUNNING, Abandoned): RequestPhase.ENDED,
     (RequestPhase.RUNNING, Lost): RequestPhase.ENDED,
-    (RequestPhase.ENDED, Finished): RequestPhase.ENDED,
     (RequestPhase.ENDED, Abandoned): RequestPhase.ENDED,
     (RequestPhase.ENDED, Lost): RequestPhase.ENDED,
 }

@@ -59,15 +59,15 @@ EVENTS = (
 # "=" for no change, "-" for an error. `wanted` comes after the cool-down here.
 GRID = """
               starting   running    backoff    open        half_open   stopped
-ready         running    -          -          -           running     =
+ready         running    -          -          -           running     -
 crash         backoff    backoff    -          -           open        =
 our_kill      starting!  starting!  -          -           half_open!  =
 permanent     open       open       -          -           open        =
 permanent2    open       open       -          -           open        =
-backoff_over  =          =          starting!  =           =           =
-wanted        =          =          =          half_open!  =           =
-reset         =          =          starting!  starting!   =           =
-stop          stopped    stopped    stopped    stopped     stopped     =
+backoff_over  =          =          starting!  =           =           -
+wanted        =          =          =          half_open!  =           -
+reset         =          -          starting!  starting!   =           =
+stop          stopped    stopped    stopped    stopped     stopped     -
 """
 LINES = [line.split() for line in GRID.strip().splitlines()]
 CELL = {
@@ -280,7 +280,7 @@ class AnyLife(RuleBasedStateMachine):
     def let_time_pass(self, ns: int) -> None:
         self.now += ns
 
-    @precondition(lambda self: self.workers and not self.ready)
+    @precondition(lambda self: self.workers and not self.ready and self.state.phase is not STOPPED)
     @rule()
     def get_ready(self) -> None:
         self.ready = True
@@ -321,6 +321,7 @@ class AnyLife(RuleBasedStateMachine):
         self.timers -= 1
         self.post(BackoffOver())
 
+    @precondition(lambda self: self.state.phase is not STOPPED)
     @rule()
     def want_a_worker(self) -> None:
         before = self.state
@@ -330,6 +331,7 @@ class AnyLife(RuleBasedStateMachine):
         else:
             assert self.state == before
 
+    @precondition(lambda self: self.state.phase is not RUNNING)
     @rule()
     def reset(self) -> None:
         if self.state.phase in (BACKOFF, OPEN):
@@ -337,10 +339,11 @@ class AnyLife(RuleBasedStateMachine):
             self.failed = 0
         self.post(ResetAsked())
 
-    @precondition(lambda self: self.now > 200)
+    @precondition(lambda self: self.now > 200 and self.state.phase is not STOPPED)
     @rule()
     def stop(self) -> None:
         self.post(SlotStopAsked())
+        self.timers = 0  # the shell disarms them
         assert self.state.phase is STOPPED
 
     @invariant()

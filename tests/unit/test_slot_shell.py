@@ -164,8 +164,6 @@ def test_after_the_stop_nothing_is_started(place: Place) -> None:
     place.slot.stop()
     assert place.workers[0].stopped == 1
     place.dies(DeathCause.STOPPED)
-    for event in (s.BackoffOver(), s.WorkerWanted(), s.ResetAsked()):
-        place.slot.apply(event)
     place.slot.replace()
     assert len(place.workers) == 1
     assert place.slot.worker is None
