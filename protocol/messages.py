@@ -66,13 +66,21 @@ def _is_map(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and _is_shallow(value)
 
 
-def _is_shallow(value: object, depth: int = 0) -> bool:
-    # What is nested deeper than any message needs would exhaust the stack of whoever shows or copies it.
-    if isinstance(value, Mapping):
-        return depth < MAX_DEPTH and all(_is_shallow(entry, depth + 1) for entry in value.values())
-    if isinstance(value, (list, tuple)):
-        return depth < MAX_DEPTH and all(_is_shallow(entry, depth + 1) for entry in value)
-    return True
+def _is_shallow(value: object) -> bool:
+    # What is nested deeper than any message needs would exhaust the stack of whoever shows or copies it. Level by
+    # level: a frame can hold a million empty arrays, and a call for each would take a second.
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for entry in level:
+            if type(entry) is list:
+                below += entry
+            elif type(entry) is dict:
+                below += entry.values()
+        if not below:
+            return True
+        level = below
+    return False
 
 
 def _is_map_or_none(value: object) -> bool:

@@ -26,8 +26,12 @@ from infervisor.protocol.machines.attempt import (
     TokensArrived,
 )
 from infervisor.protocol.messages import Credit, Ended, Message, Released, Started, Tokens
+from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.report import ErrorInfo, Usage
 from infervisor.supervisor.request import Chunk, Request
+
+MAX_SILENT_TOKENS = 1 << 20
+"""In a row: they need no reader, so credit doesn't bound what is kept of them."""
 
 _REASON_OF = {
     "stop": EndReason.STOP,
@@ -112,6 +116,8 @@ class Attempt:
             return
         request.timeline.receive_tokens(count, now, self._plausible(message.t_ns, now))
         silent = request.put(message.tokens, now)
+        if request.silent_tokens > MAX_SILENT_TOKENS:
+            raise RemoteProtocolError(f"tokens: more than {MAX_SILENT_TOKENS} in a row have no text")
         if silent:
             self._take(silent, now)
 
@@ -122,7 +128,8 @@ class Attempt:
         try:
             request.usage = Usage(**message.usage)
         except TypeError as error:
-            raise RemoteProtocolError(f"ended.usage: {error}") from error
+            # Its text holds the unknown name, which the worker chose: whole and unescaped.
+            raise RemoteProtocolError(f"ended.usage: {quoted(str(error), 200)}") from error
         if request.has_ended:
             return
         if message.error is not None:

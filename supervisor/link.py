@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,13 +17,15 @@ import anyio
 
 from infervisor.protocol.codec import Decoder, encode
 from infervisor.protocol.errors import RemoteProtocolError
-from infervisor.protocol.messages import Message, Submit
+from infervisor.protocol.messages import Credit, Message, Submit
 from infervisor.supervisor.output_ring import OutputRing
 from infervisor.supervisor.process import WorkerProcess
 
 READ_BYTES = 1 << 16
 READS_A_TURN = 16
 """How many reads one wake-up may make before other tasks get their turn: enough to empty a full pipe once."""
+TURN_NS = 10_000_000
+"""And for how long: a pipe full of the smallest frames takes a third of a second to apply."""
 
 
 class Link:
@@ -40,6 +43,7 @@ class Link:
         self._decoder = Decoder.from_worker()
         self._now = bytearray()
         self._first: deque[bytes] = deque()
+        self._credits: dict[int, bytes] = {}
         self._submits: deque[tuple[int, bytes]] = deque()
         self._more_to_write = anyio.Event()
         self._writable = True
@@ -54,6 +58,10 @@ class Link:
         frame = encode(message)
         if isinstance(message, Submit):
             self._submits.append((message.id, frame))
+        elif isinstance(message, Credit):
+            # A limit is absolute: one that hasn't left yet is replaced, so that a worker that doesn't read, and
+            # says tokens without text for which it gets more and more credit, costs one frame an attempt.
+            self._credits[message.id] = frame
         else:
             self._first.append(frame)
         self._flush()
@@ -77,6 +85,8 @@ class Link:
             if not self._now:
                 if self._first:
                     self._now += self._first.popleft()
+                elif self._credits:
+                    self._now += self._credits.pop(next(iter(self._credits)))
                 elif self._submits:
                     self._now += self._submits.popleft()[1]
                 else:
@@ -107,18 +117,21 @@ class Link:
         """Task: deliver frames until the pipe ends or breaks."""
         while not self.frames_ended:
             await anyio.wait_readable(self._process.frames)
-            self.read_frames(READS_A_TURN)
+            until_ns = time.monotonic_ns() + TURN_NS
+            for _ in range(READS_A_TURN):
+                if not self.read_frames(1) or time.monotonic_ns() > until_ns:
+                    break
 
-    def read_frames(self, reads: int | None = None) -> None:
-        """Deliver what is in the frames pipe now; at most so many reads, or all of it."""
+    def read_frames(self, reads: int | None = None) -> bool:
+        """Deliver what is in the frames pipe now; at most so many reads, or all. Return whether more can be."""
         while not self.frames_ended and not self._closed and (reads is None or reads > 0):
             try:
                 data = os.read(self._process.frames, READ_BYTES)
             except BlockingIOError:
-                return
+                return False
             if not data:
                 self.frames_ended = True
-                return
+                return False
             reads = None if reads is None else reads - 1
             try:
                 messages = self._decoder.feed(data)
@@ -127,9 +140,10 @@ class Link:
                 for message in error.before:
                     self._on_message(message)  # type: ignore[arg-type]
                 self._on_broken(error)
-                return
+                return False
             for message in messages:
                 self._on_message(message)
+        return not self.frames_ended and not self._closed
 
     @property
     def has_torn_frame(self) -> bool:

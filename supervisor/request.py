@@ -115,6 +115,11 @@ class Request:
         self._put_chunks(chunks, now)
         return len(tokens) - len(chunks)
 
+    @property
+    def silent_tokens(self) -> int:
+        """Tokens without text since the last chunk; the next one stands for them."""
+        return len(self._ids)
+
     def put_leftover(self, text: str, now: int) -> None:
         """Buffer text that was held back until the end; its tokens have been counted."""
         if text:

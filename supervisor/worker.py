@@ -309,6 +309,8 @@ class Worker:
                 self._attempt(message.id, message, now).on_started(message, now)
             case Ended():
                 self._attempt(message.id, message, now).on_ended(message, now)
+                # A paused attempt owed nothing, and the watch may have gone to sleep: now it owes its release.
+                self._watchdog.watch()
             case Released():
                 self._attempt(message.id, message, now).on_released(message, now)
             case Hello():
@@ -366,12 +368,19 @@ class Worker:
             raise RemoteProtocolError(
                 f"ready.facts: slots {quoted(slots)} and context_tokens {quoted(context)}"
             )
+        extra = message.facts.get("extra", {})
+        if not isinstance(extra, Mapping):
+            raise RemoteProtocolError(f"ready.facts: extra {quoted(extra)} instead of a map")
         self.facts = {**message.facts, "fingerprint": message.fingerprint}
         self._apply_frame(p.ReadyArrived(), message)
 
-    def _on_broken(self, error: ProtocolError) -> None:
+    def _on_broken(self, error: RemoteProtocolError) -> None:
         if self._protocol_error is None and self.state.phase is not p.ProcessPhase.EXITED:
-            self._protocol_error = error
+            # Without what the refused frame was decoded to: up to 70 MB hang on the traceback and the cause, and
+            # the error lives as long as whoever shows it.
+            error.before = ()
+            error.__cause__ = error.__context__ = None
+            self._protocol_error = error.with_traceback(None)
             self.apply(p.KillAsked(p.DeathCause.PROTOCOL_ERROR))
 
     def _ended_without_exit(self) -> None:

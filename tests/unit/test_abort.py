@@ -100,6 +100,20 @@ def test_an_id_is_admitted_once_while_it_lives(abort: Abort) -> None:
     assert abort.admit(1)
 
 
+def test_a_cancel_is_not_forgotten_with_another_one(abort: Abort) -> None:
+    abort.admit(1)
+    abort.admit(2)
+    assert not abort.any_cancelled
+    abort.cancel(1)
+    abort.cancel(2)
+    abort.forget(1)
+    assert abort.any_cancelled
+    assert abort.begin_step([2]) == []
+    abort.end_step()
+    abort.forget(2)
+    assert not abort.any_cancelled
+
+
 def test_stopping_cuts_the_step_and_lets_no_other_begin(abort: Abort, flag: Flag) -> None:
     abort.begin_step([1])
     abort.stop_all()
