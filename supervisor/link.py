@@ -20,6 +20,7 @@ from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.messages import Credit, Message, Submit
 from infervisor.supervisor.output_ring import OutputRing
 from infervisor.supervisor.process import WorkerProcess
+from infervisor.supervisor.readable import whenever_readable
 
 READ_BYTES = 1 << 16
 READS_A_TURN = 16
@@ -115,35 +116,43 @@ class Link:
 
     async def read_frames_forever(self) -> None:
         """Task: deliver frames until the pipe ends or breaks."""
-        while not self.frames_ended:
-            await anyio.wait_readable(self._process.frames)
-            until_ns = time.monotonic_ns() + TURN_NS
-            for _ in range(READS_A_TURN):
-                if not self.read_frames(1) or time.monotonic_ns() > until_ns:
-                    break
+        await whenever_readable(self._process.frames, self._read_a_turn)
 
-    def read_frames(self, reads: int | None = None) -> bool:
-        """Deliver what is in the frames pipe now; at most so many reads, or all. Return whether more can be."""
-        while not self.frames_ended and not self._closed and (reads is None or reads > 0):
-            try:
-                data = os.read(self._process.frames, READ_BYTES)
-            except BlockingIOError:
-                return False
-            if not data:
-                self.frames_ended = True
-                return False
-            reads = None if reads is None else reads - 1
-            try:
-                messages = self._decoder.feed(data)
-            except RemoteProtocolError as error:
-                self.frames_ended = True
-                for message in error.before:
-                    self._on_message(message)  # type: ignore[arg-type]
-                self._on_broken(error)
-                return False
-            for message in messages:
-                self._on_message(message)
-        return not self.frames_ended and not self._closed
+    def _read_a_turn(self) -> bool:
+        until_ns = time.monotonic_ns() + TURN_NS
+        for _ in range(READS_A_TURN):
+            # A short read was all that there is; what comes meanwhile makes the pipe readable again.
+            if self._read_once() < READ_BYTES or time.monotonic_ns() > until_ns:
+                break
+        return not self.frames_ended
+
+    def read_frames(self, reads: int) -> None:
+        """Deliver what is in the frames pipe now; at most so many reads."""
+        while reads > 0 and self._read_once():
+            reads -= 1
+
+    def _read_once(self) -> int:
+        """Deliver the frames of one read; return its bytes, 0 if there are none."""
+        if self.frames_ended or self._closed:
+            return 0
+        try:
+            data = os.read(self._process.frames, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.frames_ended = True
+            return 0
+        try:
+            messages = self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            self.frames_ended = True
+            for message in error.before:
+                self._on_message(message)  # type: ignore[arg-type]
+            self._on_broken(error)
+            return 0
+        for message in messages:
+            self._on_message(message)
+        return len(data)
 
     @property
     def has_torn_frame(self) -> bool:
@@ -152,10 +161,7 @@ class Link:
 
     async def read_output_forever(self) -> None:
         """Task: drain standard output and error into the ring until they end."""
-        while True:
-            await anyio.wait_readable(self._process.output)
-            if not self.read_output():
-                return
+        await whenever_readable(self._process.output, self.read_output)
 
     def read_output(self, reads: int = READS_A_TURN) -> bool:
         """Drain what is there now into the ring. Returns whether there can be more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 from infervisor.protocol.errors import InvalidRequest
+from infervisor.protocol.generation import Sampling
 from infervisor.worker.engines.llama.engine import LlamaEngine
+from infervisor.worker.engines.llama.greedy import Argmax
+from infervisor.worker.engines.llama.sampler import SamplerChain
 from tests.helpers.engine_models import answer, direct, no_progress, request
 from tests.helpers.models import LOOP, TOKEN, VOCABULARY, build_model
 
@@ -97,3 +101,45 @@ def test_penalties_see_answer_and_prompt(engine: LlamaEngine) -> None:
 
 def test_penalty_window_may_be_longer_than_the_context(engine: LlamaEngine) -> None:
     assert said(engine, 3, frequency_penalty=0.5, presence_penalty=0.5, repeat_last_n=1 << 20) == [A, B, C]
+
+
+class Logits:
+    """Stands for the library: one row of logits at a fixed address, as a context has it."""
+
+    def __init__(self, *values: float) -> None:
+        self.row = (ctypes.c_float * len(values))(*values)
+
+    def llama_get_logits_ith(self, context: object, output: int) -> Any:
+        return ctypes.cast(self.row, ctypes.POINTER(ctypes.c_float))
+
+
+def test_the_most_probable_token_is_the_first_of_equals_and_follows_the_memory() -> None:
+    library = Logits(0.5, 2.0, 2.0, -1.0)
+    argmax = Argmax(library, 4)
+    assert argmax.token(None, 0) == 1
+    library.row[3] = 7.0
+    assert argmax.token(None, 0) == 3, "the row is looked at anew each time"
+
+
+def test_what_is_not_a_number_is_left_to_the_chain() -> None:
+    assert Argmax(Logits(0.5, math.nan, 2.0), 3).token(None, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "plain"),
+    [
+        (Sampling(temperature=0), True),
+        (Sampling(temperature=0.1), False),
+        (Sampling(temperature=0, repeat_penalty=1.1), False),
+        (Sampling(temperature=0, logit_bias={1: 2.0}), False),
+    ],
+)
+def test_only_a_plainly_greedy_chain_is_passed_by(sampling: Sampling, plain: bool) -> None:
+    llama = pytest.importorskip("llama_cpp")
+    chain = SamplerChain(llama, sampling, 1, 4, Argmax(Logits(0, 0, 9, 0), 4))
+    try:
+        assert (chain._argmax is not None) is plain
+        if plain:
+            assert chain.sample(None, 0) == 2
+    finally:
+        chain.close()

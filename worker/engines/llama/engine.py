@@ -17,6 +17,7 @@ from infervisor.protocol.messages import Submit
 from infervisor.worker.engine import ModelFacts, Opened, Outcome, Prefilled, Sampled, Stoppable
 from infervisor.worker.engines.llama.capacity import check_memory
 from infervisor.worker.engines.llama.decoder import Decoder
+from infervisor.worker.engines.llama.greedy import Argmax
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog, load_library
 from infervisor.worker.engines.llama.loading import load_context, load_model, model_facts
 from infervisor.worker.engines.llama.model_file import check_model_file
@@ -64,6 +65,7 @@ class LlamaEngine:
         self._abort: AbortFlag | None = None
         self._decoder: Decoder | None = None
         self._vocabulary: Vocabulary | None = None
+        self._argmax: Argmax | None = None
         self._template: ChatTemplate | None = None
         self._sequences: list[_Sequence | None] = []
         self._context_tokens = 0
@@ -95,6 +97,7 @@ class LlamaEngine:
 
         self._model = load_model(self._llama, self._log, file, settings, progress)
         self._vocabulary = Vocabulary(self._llama, self._model)
+        self._argmax = Argmax(self._llama, self._vocabulary.size)
         self._template = self._make_template(settings)
         context = load_context(self._llama, self._log, self._model, settings, wanted_tokens)
         self._decoder = Decoder(
@@ -141,7 +144,7 @@ class LlamaEngine:
                 raise InvalidRequest(
                     f"delivered holds token {token}, which the model doesn't have", "delivered"
                 )
-        sampler = SamplerChain(self._llama, sampling, seed, vocabulary.size)
+        sampler = SamplerChain(self._llama, sampling, seed, vocabulary.size, self._argmax)
         sampler.accept_prompt(prompt)
         sampler.replay(delivered)
         self._sequences[slot] = _Sequence([*prompt, *delivered], len(prompt) - 1, sampler)
@@ -245,13 +248,9 @@ class LlamaEngine:
         assert self._vocabulary is not None
         if not self._decode(members):
             return False
-        sample, context, vocabulary = (
-            self._llama.llama_sampler_sample,
-            self._decoder.context,
-            self._vocabulary,
-        )
+        context, vocabulary = self._decoder.context, self._vocabulary
         for output, (slot, sequence) in enumerate(members):
-            token: int = sample(sequence.sampler.pointer, context, output)
+            token = sequence.sampler.sample(context, output)
             sequence.tokens.append(token)
             outcomes[slot] = Sampled(token, vocabulary.piece(token), vocabulary.is_end(token))
         return True
@@ -286,7 +285,7 @@ class LlamaEngine:
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             decoder.close()
-        self._vocabulary = None
+        self._vocabulary = self._argmax = None
         model, self._model = self._model, None
         if model is not None:
             self._llama.llama_model_free(model)

@@ -16,7 +16,7 @@ from infervisor.protocol.quoting import printable
 from infervisor.worker.engine import LoadRefused
 
 KEPT_LINES = 200
-SPIN_COUNT = "600"
+SPIN_COUNT = "2000"
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
+from infervisor.worker.engines.llama.greedy import Argmax
 
 MIN_TEMPERATURE = 1e-5
 """Logits are divided by it in 32 bits; below this they overflow, and the vocabulary's last token wins."""
@@ -17,11 +18,20 @@ _RANDOM_SEED = 0xFFFFFFFF
 
 
 class SamplerChain:
-    """A native sampler chain. `sample` is bound at construction: it runs once a token."""
+    """A native sampler chain; where it would do nothing but take the most probable token, `argmax` does."""
 
-    def __init__(self, llama_cpp: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) -> None:
+    def __init__(
+        self,
+        llama_cpp: Any,
+        sampling: Sampling,
+        seed: int,
+        vocabulary_tokens: int,
+        argmax: Argmax | None = None,
+    ) -> None:
         check_logit_bias(sampling.logit_bias, vocabulary_tokens)
         self._llama = llama_cpp
+        self._sample = llama_cpp.llama_sampler_sample
+        self._argmax = argmax if _is_plainly_greedy(sampling) else None
         self._free = llama_cpp.llama_sampler_free
         parameters = llama_cpp.llama_sampler_chain_default_params()
         parameters.no_perf = True
@@ -34,6 +44,14 @@ class SamplerChain:
             raise
         self._window = sampling.repeat_last_n if _has_penalties(sampling) else 0
         self._random = sampling.temperature > 0
+
+    def sample(self, context: Any, output: int) -> int:
+        """Choose the next token from the output row of the last decode."""
+        if self._argmax is not None:
+            token = self._argmax.token(context, output)
+            if token is not None:
+                return token
+        return int(self._sample(self.pointer, context, output))
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
         """Let the prompt's last tokens count for the penalties, as llama.cpp's own server does."""
@@ -85,6 +103,10 @@ def _has_penalties(sampling: Sampling) -> bool:
     return sampling.repeat_last_n > 0 and (
         sampling.repeat_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     )
+
+
+def _is_plainly_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature == 0 and not sampling.logit_bias and not _has_penalties(sampling)
 
 
 def _parts(llama: Any, sampling: Sampling, seed: int, vocabulary_tokens: int) -> list[Any]:
