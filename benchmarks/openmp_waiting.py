@@ -6,18 +6,18 @@ since the library reads its settings once; the ways take turns.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 
-from benchmarks.paired import tell
+from benchmarks.decode_rate import busy_core
+from benchmarks.figures import Figure
 
 WAYS = {
     "active": {"OMP_WAIT_POLICY": "active"},
     "passive": {"OMP_WAIT_POLICY": "passive"},
-    "spin 600 (default)": {},
+    "spin 2000 (default)": {},
     "spin 20000": {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"},
 }
 TOKENS = 128
@@ -47,29 +47,44 @@ def rate(settings: dict[str, str]) -> float:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | settings
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(TOKENS)],
-        check=True, capture_output=True, text=True, env=environment, timeout=300,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
     return float(done.stdout)
 
 
-def measure(rounds: int) -> dict[str, float]:
-    """Return the median of each way's rate ÷ that of `active` in the same round."""
-    ratios: dict[str, list[float]] = {name: [] for name in WAYS}
+def ratios(rounds: int) -> dict[str, list[float]]:
+    """Return each way's rate ÷ that of `active` in the same round."""
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(rounds):
         rates = {name: rate(settings) for name, settings in WAYS.items()}
         for name, value in rates.items():
-            ratios[name].append(value / rates["active"])
-    return {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+            found[name].append(value / rates["active"])
+    return found
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    idle = measure(rounds)
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burner:
-        try:
-            busy = measure(rounds)
-        finally:
-            burner.kill()
-    tell("decode rate by way of waiting ÷ active", {"idle": idle, "one core busy": busy})
+def measure(quick: bool) -> list[Figure]:
+    """Measure each way, idle and beside a busy core."""
+    rounds = 2 if quick else 7
+    idle = ratios(rounds)
+    with busy_core():
+        busy = ratios(rounds)
+    figures: list[Figure] = []
+    for where, found in (("idle", idle), ("one core busy", busy)):
+        for name, values in found.items():
+            if name != "active":
+                figures.append(
+                    Figure(
+                        f"openmp_{name.split(' (')[0].replace(' ', '_')}_{where.split()[0]}",
+                        f"decode rate, OpenMP threads that wait: {name} ÷ active ({where})",
+                        round(statistics.median(values), 3),
+                        "ratio",
+                        rounds,
+                        low=round(min(values), 3),
+                        high=round(max(values), 3),
+                    )
+                )
+    return figures

@@ -1,7 +1,7 @@
 """One worker process from spawn to collection: its life cycle, its attempts, its liveness.
 
-`run` is the task that lives as long as the process. Frames, alarms and the dispatcher's calls change the state
-between its awaits, all in the loop's thread; decisions come from the process table.
+`run` is the task that lives as long as the process. Frames (`frames.py`), alarms and the dispatcher's calls change
+the state between its awaits, all in the loop's thread; decisions come from the process table.
 """
 
 from __future__ import annotations
@@ -13,29 +13,13 @@ from typing import Any, Protocol
 
 import anyio
 
-from infervisor.protocol.errors import ProtocolError, RemoteProtocolError
+from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.machines import process as p
-from infervisor.protocol.messages import (
-    PROTOCOL_VERSION,
-    Beat,
-    Cancel,
-    Drain,
-    Ended,
-    Failed,
-    Hello,
-    Log,
-    Message,
-    Progress,
-    Ready,
-    Released,
-    Shutdown,
-    Started,
-    Tokens,
-)
-from infervisor.protocol.quoting import quoted
+from infervisor.protocol.messages import Cancel, Drain, Log, Progress, Shutdown
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.exit_report import ExitReport
+from infervisor.supervisor.frames import Frames
 from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import READS_A_TURN, Link
 from infervisor.supervisor.process import Sample, WorkerProcess
@@ -83,19 +67,15 @@ class Worker:
         self.versions: Mapping[str, Any] = {}
         self.ready_ns: int | None = None
         self._owner = owner
-        self._failed: Failed | None = None
-        self._protocol_error: ProtocolError | None = None
         self._during = p.ProcessPhase.SPAWNED
         self.leaving_ns: int | None = None
         self.was_cut = False
         """Whether its task was cancelled: then nobody is left to attend another worker."""
         self._asked_for_stacks = False
         self._retiring: p.DeathCause | None = None
-        self._load_place: tuple[str, float] = ("", -1.0)
         # Raises WorkerSpawnError before anything else exists.
         self.process = WorkerProcess(settings.command, settings.environment)
         self.spawned_ns = time.monotonic_ns()
-        self.link = Link(self.process, self._on_message, self._on_broken)
         self._grace_alarm = timers.alarm(lambda: self.apply(p.GraceOver()))
         self._startup_alarm = timers.alarm(self._startup_over)
         self._watchdog = Watchdog(
@@ -105,8 +85,10 @@ class Worker:
             self._hung,
             lambda: self.kill(p.DeathCause.UNRESPONSIVE),
         )
+        self.frames = Frames(self, owner, self._watchdog)
+        self.link = Link(self.process, self.frames.on_message, self.frames.on_broken)
         self._end_alarm = timers.alarm(self._ended_without_exit)
-        self._aim_startup()
+        self.aim_startup()
 
     @property
     def pid(self) -> int:
@@ -194,8 +176,8 @@ class Worker:
                 during=self._during,
                 output_tail=self.link.output.tail(),
                 interpreter=self.settings.command[0],
-                failed=self._failed,
-                protocol_error=self._protocol_error,
+                failed=self.frames.failed,
+                protocol_error=self.frames.broken,
                 startup_s=self.settings.startup_s,
             ),
         )
@@ -288,108 +270,14 @@ class Worker:
         if self.state.phase is p.ProcessPhase.DRAINING and not self.attempts:
             self.apply(p.Drained())
 
-    # --- frames ----------------------------------------------------------------------------------
-
-    def _on_message(self, message: Message) -> None:
-        if self._protocol_error is not None or self.state.phase is p.ProcessPhase.EXITED:
-            return
-        now = time.monotonic_ns()
-        try:
-            self._dispatch(message, now)
-        except RemoteProtocolError as error:
-            self._on_broken(error)
-
-    def _dispatch(self, message: Message, now: int) -> None:
-        match message:
-            case Tokens():
-                self._attempt(message.id, message, now).on_tokens(message, now)
-            case Beat():
-                self._watchdog.beat(message, now)
-            case Started():
-                self._attempt(message.id, message, now).on_started(message, now)
-            case Ended():
-                self._attempt(message.id, message, now).on_ended(message, now)
-                # A paused attempt owed nothing, and the watch may have gone to sleep: now it owes its release.
-                self._watchdog.watch()
-            case Released():
-                self._attempt(message.id, message, now).on_released(message, now)
-            case Hello():
-                self._on_hello(message)
-            case Progress():
-                self._on_progress(message)
-            case Ready():
-                self._on_ready(message)
-            case Failed():
-                self._apply_frame(p.FailedArrived(), message)
-                if self.ready_ns is None:
-                    # What was ready has loaded, whatever it says on its way out.
-                    self._failed = self._failed or message
-            case Log():
-                self._owner.worker_logged(self, message)
-
-    def _apply_frame(self, event: object, message: Message) -> None:
-        """Step the process table for a frame: what it doesn't allow is the worker's fault."""
-        if not p.PROCESS.allows(self.state, event):
-            raise RemoteProtocolError(f"{message.name} can't happen while {self.state.phase}")
-        self.apply(event)
-
-    def _attempt(self, attempt_id: int, message: Message, now: int) -> Attempt:
-        self._watchdog.moved(now)
-        attempt = self.attempts.get(attempt_id)
-        if attempt is None:
-            raise RemoteProtocolError(f"{message.name} for attempt {attempt_id}, which isn't in this worker")
-        return attempt
-
-    def _on_hello(self, message: Hello) -> None:
-        if message.protocol != PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"the worker speaks protocol {message.protocol}, this supervisor {PROTOCOL_VERSION}: "
-                "install the same version of infervisor in the worker's interpreter"
-            )
-        self.versions = message.versions
-        self._apply_frame(p.HelloArrived(), message)
-
-    def _on_progress(self, message: Progress) -> None:
-        if self.state.phase not in (
-            p.ProcessPhase.LOADING,
-            p.ProcessPhase.TERMINATING,
-            p.ProcessPhase.KILLING,
-        ):
-            raise RemoteProtocolError(f"progress can't happen while {self.state.phase}")
-        if (message.phase, message.fraction) != self._load_place:
-            # Only what moves extends the budget: a loader that repeats itself hangs.
-            self._load_place = (message.phase, message.fraction)
-            self._aim_startup()
-            self._owner.worker_progressed(self, message)
-
-    def _on_ready(self, message: Ready) -> None:
-        slots, context = message.facts.get("slots"), message.facts.get("context_tokens")
-        if not isinstance(slots, int) or not 1 <= slots <= 4096 or not isinstance(context, int):
-            raise RemoteProtocolError(
-                f"ready.facts: slots {quoted(slots)} and context_tokens {quoted(context)}"
-            )
-        extra = message.facts.get("extra", {})
-        if not isinstance(extra, Mapping):
-            raise RemoteProtocolError(f"ready.facts: extra {quoted(extra)} instead of a map")
-        self.facts = {**message.facts, "fingerprint": message.fingerprint}
-        self._apply_frame(p.ReadyArrived(), message)
-
-    def _on_broken(self, error: RemoteProtocolError) -> None:
-        if self._protocol_error is None and self.state.phase is not p.ProcessPhase.EXITED:
-            # Without what the refused frame was decoded to: up to 70 MB hang on the traceback and the cause, and
-            # the error lives as long as whoever shows it.
-            error.before = ()
-            error.__cause__ = error.__context__ = None
-            self._protocol_error = error.with_traceback(None)
-            self.apply(p.KillAsked(p.DeathCause.PROTOCOL_ERROR))
-
     def _ended_without_exit(self) -> None:
         torn = " in the middle of one" if self.link.has_torn_frame else ""
-        self._on_broken(RemoteProtocolError(f"its frames ended{torn}, but the process lives on"))
+        self.frames.on_broken(RemoteProtocolError(f"its frames ended{torn}, but the process lives on"))
 
     # --- deadlines of the process ----------------------------------------------------------------
 
-    def _aim_startup(self) -> None:
+    def aim_startup(self) -> None:
+        """Give the whole time to become ready again, unless it is."""
         startup_s = self.settings.startup_s
         if startup_s is not None and self.ready_ns is None:
             self._startup_alarm.aim(time.monotonic_ns() + to_ns(startup_s))
@@ -424,7 +312,7 @@ class Worker:
             # Race "frames ended, then the parent stalled": its exit has had no time to be seen.
             self._end_alarm.aim(now + END_WITHOUT_EXIT_NS)
         if self.ready_ns is None and self.leaving_ns is None:
-            self._aim_startup()
+            self.aim_startup()
         self._watchdog.watch()
 
     def sample(self, now: int) -> Sample | None:

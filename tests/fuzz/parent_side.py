@@ -200,8 +200,8 @@ class ParentSide:
         worker._collect()
         expect(worker.state.phase is p.ProcessPhase.EXITED, "collected, and not exited")
         expect(not worker.attempts, "an attempt is left in a collected worker")
-        if worker._protocol_error is not None:
-            self.errors.append(worker._protocol_error)
+        if worker.frames.broken is not None:
+            self.errors.append(worker.frames.broken)
 
     # --- proper frames ---------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class ParentSide:
 
     def _check_worker(self, worker: Worker) -> None:
         process: StandIn = worker.process  # type: ignore[assignment]
-        error, cause = worker._protocol_error, worker.state.cause
+        error, cause = worker.frames.broken, worker.state.cause
         if error is not None:
             expect(isinstance(error, ProtocolError), f"{type(error).__name__} is no ProtocolError")
             expect(process.was_killed, "it broke the protocol and lives")
@@ -423,7 +423,9 @@ class ParentSide:
             expect(str(error).isprintable(), lambda: f"a control character in {str(error)!r:.200}")
         expect(error is not None or cause is not p.DeathCause.PROTOCOL_ERROR, "killed for no error")
         ready = worker.pid in self.ready_pids
-        expect(worker._failed is None or not ready, "a failure to load was believed after it had loaded")
+        expect(
+            worker.frames.failed is None or not ready, "a failure to load was believed after it had loaded"
+        )
         link = worker.link
         expect(len(link._first) <= MAX_WAITING_FRAMES, "credit frames pile up")
         expect(

@@ -1,0 +1,93 @@
+"""Put the figures of results.json into the documents: `python -m benchmarks.publish`.
+
+They go between `<!-- figures:begin BLOCK -->` and `<!-- figures:end -->`, so that no number is ever typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results.json"
+DOCUMENTS = ("README.md", "docs/cancellation.md", "docs/benchmarks.md")
+BLOCKS: dict[str, tuple[str, ...]] = {
+    "headline": (
+        "decode_vs_in_process", "decode_vs_in_process_busy", "cancel_decode_p99", "cancel_prefill_p99",
+        "cancel_kill_over_graces_max", "restart_vs_load", "paused_ahead", "paused_worker_cpu", "idle_parent_rss",
+    ),
+    "cancellation": (
+        "cancel_decode_p99", "cancel_prefill_p99", "cancel_signal_over_grace_max", "cancel_kill_over_graces_max",
+    ),
+    "all": (),
+    "profile": ("profile_parent", "profile_worker"),
+}  # fmt: skip
+"""Which figures a block shows; none named means all."""
+MARKED = re.compile(r"(<!-- figures:begin (\w+) -->\n).*?(<!-- figures:end -->)", re.DOTALL)
+
+
+def figures(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all figures in the order of the file."""
+    return [figure for benchmark in results.values() for figure in benchmark["figures"]]
+
+
+def block(name: str, results: dict[str, Any]) -> str:
+    """Return the table of a block. Raises KeyError for a block or a figure that doesn't exist."""
+    by_name = {figure["name"]: figure for figure in figures(results)}
+    chosen = [by_name[wanted] for wanted in BLOCKS[name] or by_name]
+    rows = [f"| {figure['what']} | {_value(figure)} | {_wanted(figure)} |" for figure in chosen]
+    machine = next(iter(results.values()))["machine"]
+    where = (
+        f"{machine['cpu']}, {machine['cores']} virtual cores, {machine['system']}, Python {machine['python']}, "
+        f"llama-cpp-python {machine['llama-cpp-python']}; SmolLM2 135M, greedy, 128 tokens, 2 threads unless it "
+        "says otherwise. Ratios are medians of pairs measured in turn, with quartiles."
+    )
+    return "\n".join(["", "| what | measured | wanted |", "|---|---|---|", *rows, "", where, "", ""])
+
+
+def _value(figure: dict[str, Any]) -> str:
+    unit = "" if figure["unit"] == "ratio" else f" {figure['unit']}"
+    spread = "" if figure["low"] is None else f" ({figure['low']:.2f} – {figure['high']:.2f})"
+    value = f"{figure['value']:.2f}" if figure["unit"] == "ratio" else f"{figure['value']:g}"
+    return f"{value}{unit}{spread}"
+
+
+def _wanted(figure: dict[str, Any]) -> str:
+    if figure["wanted"] is None:
+        return "–"
+    sign, number = figure["wanted"]
+    number = f"{number:.2f}" if figure["unit"] == "ratio" else f"{number:g} {figure['unit']}"
+    return f"{sign} {number}" + ("" if figure["is_met"] else ", **missed**")
+
+
+def profile(results: dict[str, Any]) -> str:
+    """Return the functions that take most of a token's time, parent and worker side by side."""
+    by_name = {figure["name"]: figure for figure in figures(results)}
+    sides = [by_name[name] for name in BLOCKS["profile"]]
+    heads = [f"{figure['what']}: {_value(figure)}" for figure in sides]
+    columns = [
+        [f"{share:g} % `{name}`" for name, share in figure["details"]["own_time_percent"].items()]
+        for figure in sides
+    ]
+    rows = [f"| {left} | {right} |" for left, right in zip_longest(*columns, fillvalue="")]
+    return "\n".join(["", f"| {' | '.join(heads)} |", "|---|---|", *rows, "", ""])
+
+
+def published(text: str, results: dict[str, Any]) -> str:
+    """Return a document with its blocks filled."""
+
+    def filled(found: re.Match[str]) -> str:
+        made = profile(results) if found[2] == "profile" else block(found[2], results)
+        return found[1] + made + found[3]
+
+    return MARKED.sub(filled, text)
+
+
+if __name__ == "__main__":
+    told = json.loads(RESULTS.read_text())
+    for document in DOCUMENTS:
+        path = ROOT / document
+        path.write_text(published(path.read_text(), told))
