@@ -1,7 +1,7 @@
 """Run the benchmarks in turn, print a table, write JSON: `python -m benchmarks [NAME…] [--quick] [--json PATH]`.
 
 Wants a machine with nothing else to do. Without names all of them run; with names, the other figures in the JSON
-file stay as they are.
+file stay as they are. A quick run shows that it works, and writes nothing unless it is told where.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ RESULTS = Path(__file__).parent / "results.json"
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Which: {', '.join(NAMES)}.")] = None,
     quick: Annotated[bool, typer.Option(help="Few rounds: shows that it runs, measures nothing.")] = False,
-    to: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = RESULTS,
+    to: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
 ) -> None:
     """Measure, print, and write."""
     for name in names or ():
         if name not in NAMES:
             raise typer.BadParameter(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}")
-    kept: dict[str, Any] = json.loads(to.read_text()) if names and to.exists() else {}
+    to = RESULTS if to is None and not quick else to
+    kept: dict[str, Any] = json.loads(to.read_text()) if names and to is not None and to.exists() else {}
     for name in names or NAMES:
         load, started = os.getloadavg()[0], time.monotonic()
         figures: list[Figure] = importlib.import_module(f"benchmarks.{name}").measure(quick)
         kept[name] = {
             "machine": machine(),
+            "quick": quick,
             "date": time.strftime("%Y-%m-%d"),
             "load_before": round(load, 2),
             "seconds": round(time.monotonic() - started),
@@ -54,8 +56,9 @@ def main(
         typer.echo(f"== {name}: {time.monotonic() - started:.0f} s, load before {load:.2f}")
         for figure in figures:
             typer.echo(_line(figure))
-        ordered = {known: kept[known] for known in NAMES if known in kept}
-        to.write_text(json.dumps(ordered, indent=2, ensure_ascii=False) + "\n")
+        if to is not None:
+            ordered = {known: kept[known] for known in NAMES if known in kept}
+            to.write_text(json.dumps(ordered, indent=2, ensure_ascii=False) + "\n")
 
 
 def _line(figure: Figure) -> str:

@@ -11,6 +11,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from benchmarks.__main__ import NAMES
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results.json"
 DOCUMENTS = ("README.md", "docs/cancellation.md", "docs/benchmarks.md")
@@ -86,8 +88,18 @@ def published(text: str, results: dict[str, Any]) -> str:
     return MARKED.sub(filled, text)
 
 
+def check(results: dict[str, Any]) -> None:
+    """Raise SystemExit if a benchmark is missing or was only tried."""
+    for name in NAMES:
+        if name not in results or results[name]["quick"]:
+            raise SystemExit(
+                f"{RESULTS} has no figures of {name!r} to publish: run `make bench BENCH={name}`"
+            )
+
+
 if __name__ == "__main__":
     told = json.loads(RESULTS.read_text())
+    check(told)
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(published(path.read_text(), told))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from infervisor import BlockingSupervisor, ModelLoadError, WorkerSpawnError, default_model
+from infervisor import BlockingSupervisor, InfervisorError, default_model
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
             print(f"the worker: {arguments.python}, {dict(status.versions)}")
             print(supervisor.generate("The capital of France is", max_tokens=12, temperature=0))
             print(f"the model library is loaded here: {'llama_cpp' in sys.modules}")
-    except (WorkerSpawnError, ModelLoadError) as error:
+    except InfervisorError as error:
         # The interpreter isn't there, or lacks infervisor, msgpack or the engine's library.
         print(f"{arguments.python} can't serve: {error}", file=sys.stderr)
         return 1

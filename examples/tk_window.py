@@ -18,6 +18,7 @@ from tkinter import ttk
 from infervisor import BlockingStream, BlockingSupervisor, InfervisorError, Report, default_model
 
 LOOK_EVERY_MS = 20
+READY = "ready"
 
 
 class Window(tk.Tk):
@@ -44,16 +45,16 @@ class Window(tk.Tk):
         )
         self.columnconfigure(0, weight=1)
         self.rowconfigure(1, weight=1)
-        self.wait_for_the_model()
+        threading.Thread(target=self.wait_for_the_model, daemon=True).start()
         self.look()
 
     def wait_for_the_model(self) -> None:
-        """Let the user begin once the worker is ready; looking at the status waits for nothing."""
-        if self.supervisor.status().worker == "ready":
-            self.status.set("ready")
-            self.send_button["state"] = "normal"
-        else:
-            self.after(LOOK_EVERY_MS, self.wait_for_the_model)
+        """Thread: tell the window when the user can begin, or why not."""
+        try:
+            self.supervisor.wait_ready()
+            self.news.put(READY)
+        except InfervisorError as error:
+            self.news.put(error)
 
     def ask(self) -> None:
         """Begin an answer."""
@@ -91,7 +92,10 @@ class Window(tk.Tk):
 
     def show(self, news: BlockingStream | str | Report | InfervisorError) -> None:
         """Show one piece of news."""
-        if isinstance(news, BlockingStream):
+        if news is READY:
+            self.status.set(READY)
+            self.send_button["state"] = "normal"
+        elif isinstance(news, BlockingStream):
             self.stream = news
             self.stop_button["state"] = "normal"
         elif isinstance(news, str):
@@ -121,8 +125,10 @@ def main() -> None:
     """Show the window at once and load the model behind it."""
     parser = argparse.ArgumentParser(description="Embed a model in a Tk application.")
     parser.add_argument("--engine", default="llama", choices=("llama", "scripted"))
-    engine = parser.parse_args().engine
-    model = default_model() if engine == "llama" else None
+    parser.add_argument("--model", help="a .gguf file; without it the small model of the demo extra")
+    arguments = parser.parse_args()
+    engine = arguments.engine
+    model = arguments.model or (default_model() if engine == "llama" else None)
     options = {} if engine == "llama" else {"pace_s": 0.05, "prefill_tokens_per_s": 50}
     with BlockingSupervisor(model, engine=engine, options=options, wait_until_ready=False) as supervisor:
         Window(supervisor).mainloop()

@@ -90,6 +90,11 @@ class Clocks:
         if clock is not None and clock.since_ns is not None:
             clock.since_ns = min(clock.since_ns + ns, now)
 
+    def budget_ns(self, budget: Budget) -> int | None:
+        """Return the whole budget, or None if there is none."""
+        clock = self._clocks.get(budget)
+        return None if clock is None else clock.budget_ns
+
     def next_due(self) -> tuple[int, Budget] | None:
         """Return when the next running clock is used up, and which; None if nothing runs."""
         due = [(at, budget) for budget, clock in self._clocks.items() if (at := clock.due_ns()) is not None]

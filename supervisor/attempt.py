@@ -7,6 +7,7 @@ Every frame is checked against the attempt table and the credit; what breaks the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from infervisor.protocol.endings import EndReason
@@ -143,8 +144,10 @@ class Attempt:
         if request.timeline.cancel_requested_ns is not None and message.noticed_ns is not None:
             request.timeline.cancel_noticed_ns = self._plausible(message.noticed_ns, now)
         # The worker's own stamp, on the clock that both ends share: the frame may have waited in the pipe. But
-        # nothing is called released before the last token that was seen.
-        freed_ns = max(self._plausible(message.freed_ns, now), request.timeline.last_token_ns or 0)
+        # nothing is called released before the last token, or the end, that was seen.
+        timeline = request.timeline
+        seen_ns = max(timeline.last_token_ns or 0, timeline.ended_ns or 0)
+        freed_ns = max(self._plausible(message.freed_ns, now), seen_ns)
         self.step(ReleaseArrived(), freed_ns)
 
     def _plausible(self, stamp_ns: int, now: int) -> int:
@@ -153,6 +156,11 @@ class Attempt:
 
     def on_process_gone(self, now: int) -> None:
         """The worker's exit was collected."""
+        request = self.request
+        if self.state.phase is not AttemptPhase.ENDING:
+            # It never came to tell its counts: what arrived is what is known.
+            arrived = request.timeline.tokens
+            request.usage = replace(request.usage, completion_tokens=arrived, computed_tokens=arrived)
         self.step(ProcessGone(), now)
 
     # --- the reader's side -----------------------------------------------------------------------

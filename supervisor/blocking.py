@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from infervisor.supervisor.stream import Answer, Stream
 from infervisor.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")
+
+MOST_ASKED = 8
 
 
 class BlockingSupervisor:
@@ -106,14 +109,23 @@ class BlockingSupervisor:
         """Close: see `stop`."""
         self.stop()
 
+    def start(self) -> BlockingSupervisor:
+        """Do what entering does, for programs without a place for `with`, such as a module that a server loads.
+
+        Call `stop` when the program ends; at the interpreter's end it is done for you. A server that forks must
+        call this in each of its processes.
+        """
+        return self.__enter__()
+
     def stop(self) -> None:
         """End all requests as `shutting_down`, stop the worker with its graces, and return when it is collected.
 
         Idempotent, from any thread; leaving the context does it too. Bounded by the graces.
         """
-        loop = self._running()
+        self._supervisor._check_process()
         check_may_block()
-        loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
     def wait_ready(self, timeout: float | None = None) -> Mapping[str, Any]:
         """Wait until a worker is ready and return its facts.
@@ -299,6 +311,8 @@ class BlockingStream:
     async def _take(self, timeout: float | None) -> None:
         # Race "the call of a reader that was interrupted is still being withdrawn": after it.
         async with self._turn:
+            if self._handed:
+                return  # what the interrupted call took after all: no second one ahead of the reader
             with anyio.fail_after(timeout), contextlib.suppress(StopAsyncIteration):
                 self._handed.append(await anext(self._stream))
 
@@ -344,13 +358,19 @@ class BlockingStream:
         reason: `cancelled` or `client_disconnected`. A thread that reads it wakes up. Wait for `released()` to
         know when the worker is free. Also for event loops and `on_event`.
         """
+        asked_ns = time.monotonic_ns()
         self._stream.cancel(reason)
-        self._asked.append(partial(self._stream.cancel, reason))
+        self._also_in_order(partial(self._stream._cancel_since, reason, asked_ns))
 
     def kill(self) -> None:
         """Cancel with the last rung of the ladder at once: the worker is killed and replaced. As `cancel`."""
         self._stream.kill()
-        self._asked.append(self._stream.kill)
+        self._also_in_order(self._stream.kill)
+
+    def _also_in_order(self, again: Callable[[], None]) -> None:
+        # A few are enough: they come twice, and all but the first change nothing.
+        if len(self._asked) < MOST_ASKED:
+            self._asked.append(again)
 
     def released(self) -> Report:
         """Wait until its resources are free and return the complete report.

@@ -184,8 +184,11 @@ class Dispatcher:
                 case r.TellEnd(_, keep_buffer):
                     self._tell_end(request, keep_buffer, now)
 
-    def abandon(self, request: Request, reason: EndReason) -> None:
-        """Nobody wants the rest. Idempotent; also for requests that have ended or were never admitted."""
+    def abandon(self, request: Request, reason: EndReason, asked_ns: int | None = None) -> None:
+        """Nobody wants the rest. Idempotent; also for requests that have ended or were never admitted.
+
+        asked_ns: when the caller said so, if that wasn't just now.
+        """
         now = time.monotonic_ns()
         if request.id not in self.requests:
             if not request.has_ended:
@@ -194,12 +197,12 @@ class Dispatcher:
                 request.released.set()
             return
         if not request.has_ended:
-            request.timeline.cancel_requested_ns = now
+            request.timeline.cancel_requested_ns = max(asked_ns or now, request.timeline.queued_ns)
         self.apply(request, r.Abandoned(reason), now)
 
-    def kill(self, request: Request, reason: EndReason) -> None:
+    def kill(self, request: Request, reason: EndReason, asked_ns: int | None = None) -> None:
         """Cancel and go straight to the last rung of the ladder."""
-        self.abandon(request, reason)
+        self.abandon(request, reason, asked_ns)
         if request.id in self.attempts:
             self.escalator.to_the_top(request, time.monotonic_ns())
 
@@ -222,7 +225,10 @@ class Dispatcher:
         if budget is None:
             request.aim()
             return
-        self.abandon(request, TIMEOUT_OF[budget])
+        reason = TIMEOUT_OF[budget]
+        seconds = (request.clocks.budget_ns(budget) or 0) / NS_PER_S
+        request.error = ErrorInfo(reason.value, f"{sentence_of(reason)} ({seconds:g} s)")
+        self.abandon(request, reason)
 
     def _released(self, request: Request, now: int) -> None:
         request.timeline.released_ns = now

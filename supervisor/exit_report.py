@@ -80,7 +80,7 @@ class ExitReport:
                 "the worker took a cancel only past its control pipe, which it no longer read, and was killed"
             )
         if self.cause is DeathCause.STARTUP_TIMEOUT:
-            return f"the worker made no progress {doing} for {self.startup_s:g} s and was killed"
+            return f"the worker made no progress for {self.startup_s:g} s {doing}, and was killed"
         if self.cause is DeathCause.PROTOCOL_ERROR:
             return f"the worker broke the protocol {doing} and was killed: {self.protocol_error}"
         if self.cause is DeathCause.CANCEL_KILL:
@@ -88,6 +88,8 @@ class ExitReport:
         if self.cause is DeathCause.STOPPED:
             return f"the worker was stopped ({self.status})"
         hint = _SIGNAL_HINTS.get(self.status.signal_name or "")
+        if self.during in (ProcessPhase.SPAWNED, ProcessPhase.HANDSHAKE) and self.status.exit_code == 0:
+            hint = f"is {self.interpreter} a Python interpreter with infervisor?"
         return f"the worker died {doing}: {self.status}" + (f" ({hint})" if hint else "")
 
     def error(self) -> InfervisorError:

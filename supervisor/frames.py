@@ -120,7 +120,7 @@ class Frames:
 
     def _on_ready(self, message: Ready) -> None:
         slots, context = message.facts.get("slots"), message.facts.get("context_tokens")
-        if not isinstance(slots, int) or not 1 <= slots <= 4096 or not isinstance(context, int):
+        if type(slots) is not int or not 1 <= slots <= 4096 or type(context) is not int or context < 1:
             raise RemoteProtocolError(
                 f"ready.facts: slots {quoted(slots)} and context_tokens {quoted(context)}"
             )

@@ -52,8 +52,19 @@ class LoopThread:
 
     def open(self) -> None:
         """Start the thread and return when the supervisor is entered. Raises what kept it from that."""
-        self._thread.start()
         atexit.register(self._close_at_exit)
+        try:
+            self._thread.start()
+        except Exception:
+            # There is no thread, so nothing to wait for and nothing to leave.
+            atexit.unregister(self._close_at_exit)
+            self._is_closed = True
+            self._started.set()
+            raise
+        except BaseException:
+            # Race "interrupted while the thread starts": it runs already.
+            self.close()
+            raise
         try:
             self._entered.result()
         except BaseException:
@@ -66,7 +77,8 @@ class LoopThread:
         self._started.wait()
         with contextlib.suppress(LoopClosed):
             self._submit(self._begin_to_leave)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -90,6 +102,8 @@ class LoopThread:
         Raises `LoopClosed` once the loop has ended, and `UsageError` in a thread that runs an event loop.
         """
         check_may_block()
+        if not self._entered.done() and not self._is_closed:
+            raise UsageError("this supervisor isn't entered yet: wait until its 'with' has begun")
         call = _Call(function, arguments)
         try:
             return self._submit(call.run).result()

@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Callable
 
 import anyio
-import sniffio
 
 
 async def whenever_readable(fd: int, read: Callable[[], bool]) -> None:
     """Call `read` whenever `fd` can be read, until it returns False. Raises what it raises."""
-    if sniffio.current_async_library() == "asyncio":
+    if _is_asyncio():
         try:
             return await _on_asyncio(fd, read)
         except NotImplementedError:
@@ -25,6 +24,14 @@ async def whenever_readable(fd: int, read: Callable[[], bool]) -> None:
         await anyio.wait_readable(fd)
         if not read():
             return
+
+
+def _is_asyncio() -> bool:
+    # Trio can run as a guest of an asyncio loop; then that runs, but no task of it does.
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
 
 
 async def _on_asyncio(fd: int, read: Callable[[], bool]) -> None:

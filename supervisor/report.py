@@ -13,7 +13,10 @@ from infervisor.protocol.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts in tokens. computed is the engine's own count; cached tokens were not computed again."""
+    """Counts in tokens. computed is the engine's own count; cached tokens were not computed again.
+
+    If the worker died before it could tell them, completion and computed are the tokens that arrived.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -5,11 +5,12 @@ The same function serves the library, the CLI and the HTTP service, so that all 
 
 from __future__ import annotations
 
+import difflib
 import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from infervisor.protocol.codec import MAX_TO_WORKER_BYTES
@@ -25,6 +26,11 @@ MAX_MESSAGES = 10_000
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 """Values in all messages together: checking them takes time, in which the event loop stands still."""
+
+REQUEST_OPTIONS = (
+    "prompt", "messages", "max_tokens", "stop", "seed", "ignore_eos", "special", "window", "deadlines",
+)  # fmt: skip
+SAMPLING_OPTIONS = tuple(field.name for field in fields(Sampling))
 
 ChatMessage = Mapping[str, Any]
 
@@ -83,6 +89,9 @@ def check_request(
             f"window must be a whole number of tokens from 1 to {MAX_WINDOW_TOKENS}, not {quoted(window, 80)}",
             "window",
         )
+    for name in sampling:
+        if name not in SAMPLING_OPTIONS:
+            raise InvalidRequest(_unknown(name), name[:80])
     request = RequestInput(
         prompt=None if prompt is None else _prompt(prompt),
         messages=None if messages is None else _messages(messages),
@@ -94,6 +103,13 @@ def check_request(
         template_clock_s=time.time(),
     )
     return request
+
+
+def _unknown(name: str) -> str:
+    known = (*REQUEST_OPTIONS, *SAMPLING_OPTIONS)
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"unknown option {quoted(name, 80)}: {meant}there are {', '.join(known)}"
 
 
 def _prompt(prompt: object) -> str:

@@ -140,13 +140,18 @@ class Stream:
 
         reason: `cancelled` or `client_disconnected`. Wait for `released()` to know when the worker is free.
         """
-        if reason.end_class is not EndClass.CALLER:
+        if not isinstance(reason, EndReason) or reason.end_class is not EndClass.CALLER:
             raise UsageError(f"a caller can cancel as cancelled or client_disconnected, not as {reason}")
-        self._in_loop(lambda: self._dispatcher.abandon(self._request, reason))
+        self._cancel_since(reason, time.monotonic_ns())
+
+    def _cancel_since(self, reason: EndReason, asked_ns: int) -> None:
+        """Stop it for a caller who said so at `asked_ns`: a blocked loop is part of the release latency."""
+        self._in_loop(lambda: self._dispatcher.abandon(self._request, reason, asked_ns))
 
     def kill(self) -> None:
         """Cancel with the last rung of the ladder at once: the worker is killed and replaced."""
-        self._in_loop(lambda: self._dispatcher.kill(self._request, EndReason.CANCELLED))
+        asked_ns = time.monotonic_ns()
+        self._in_loop(lambda: self._dispatcher.kill(self._request, EndReason.CANCELLED, asked_ns))
 
     def _in_loop(self, action: Callable[[], None]) -> None:
         if self._mailbox.is_here():

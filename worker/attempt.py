@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infervisor.protocol.credit import Grant
-from infervisor.protocol.errors import InvalidRequest
+from infervisor.protocol.errors import InvalidRequest, LocalProtocolError
 from infervisor.protocol.generation import Limits, Sampling, check_seed, check_text
 from infervisor.protocol.messages import Submit
 from infervisor.worker.engine import Opened, Outcome, Prefilled, Sampled
@@ -77,7 +77,9 @@ class Attempt:
     def allowance(self) -> int:
         """How many tokens a step may give it, at least 1 if it is runnable."""
         grant, limits = self.grant, self.limits
-        room = self.context_tokens - self.prompt_tokens if limits.max_tokens is None else limits.max_tokens
+        room = self.context_tokens - self.prompt_tokens
+        if limits.max_tokens is not None:
+            room = min(room, limits.max_tokens)
         return max(1, min(grant.limit, room) - grant.computed)
 
     def take(self, outcome: Outcome) -> Taken | None:
@@ -91,6 +93,8 @@ class Attempt:
             return None
         self.prefilled = True
         sampled = (outcome,) if isinstance(outcome, Sampled) else outcome
+        if not sampled:
+            raise LocalProtocolError("a step gave the sequence neither prompt nor token")
         self.computed_tokens += len(sampled)
         grant, text, ignore_eos = self.grant, self.text, self.limits.ignore_eos
         first = grant.computed

@@ -195,7 +195,7 @@ class WorkLoop:
             if taken is None:
                 return
             if taken.tokens:
-                self._outbox.send(Tokens(now_ns, attempt.id, taken.index, taken.tokens))
+                self._send_tokens(now_ns, attempt.id, taken.index, taken.tokens)
         except LocalProtocolError as error:
             # What the engine gave can't be sent: the request's end, not the process's.
             self._end(attempt, "engine_error", error=self._describe("sending a token", error))
@@ -204,6 +204,17 @@ class WorkLoop:
             text = attempt.text.finish()
             why = "stop_sequence" if attempt.text.stopped else taken.why
             self._end(attempt, why, text=text)
+
+    def _send_tokens(self, now_ns: int, attempt_id: int, index: int, tokens: Sequence[Sequence[Any]]) -> None:
+        try:
+            self._outbox.send(Tokens(now_ns, attempt_id, index, tokens))
+        except LocalProtocolError:
+            # Each may fit a frame where all of a step don't.
+            middle = len(tokens) // 2
+            if not middle:
+                raise
+            self._send_tokens(now_ns, attempt_id, index, tokens[:middle])
+            self._send_tokens(now_ns, attempt_id, index + middle, tokens[middle:])
 
     # --- ends --------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ SIGNAL_S, KILL_S = 0.4, 0.8
 LADDER = Escalation(
     signal_after_s=SIGNAL_S, signal_step_factor=0, kill_after_s=KILL_S, kill_step_factor=0, alert_after_s=60
 )
-LATE_S = 1.0
+LATE_S = 3.0
 """How late a rung may come and how long the loop may stand on a busy machine. A write that blocks never ends."""
 BIG = "x" * 200_000
 """A prompt of which no pipe holds more than a part."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from infervisor import EndReason, RestartPolicy, Supervisor
@@ -132,3 +133,20 @@ async def test_last_words_count_however_soon_the_death_comes_after_them(tmp_path
             check_collected(report, exited, held=not says_so)
         released = [event.report.request_id for event in told.of(RequestReleased)]
         assert len(released) == len(set(released)) == DEATHS
+
+
+async def test_thousands_of_last_words_count_when_the_death_is_seen_with_them() -> None:
+    # Far more frames than one turn of the loop applies.
+    tokens = 20_000
+    options = {"tokens": ["x"] * tokens, "faults": [{"at": "release", "kind": "exit", "code": 7}]}
+    async with scripted(options, restart=AT_ONCE) as (supervisor, told):
+        for number in range(4):
+            await supervisor.wait_ready()
+            async with supervisor.stream("a", window=tokens + 5) as stream:
+                await anyio.sleep(0.05)
+                if number % 2:
+                    block_until_dead(supervisor)
+                assert await stream.text() == "x" * tokens
+                report = await stream.released()
+            check_whole(report)
+            await told.wait_for(WorkerExited, count=number + 1)

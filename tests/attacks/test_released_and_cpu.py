@@ -25,6 +25,8 @@ QUIET_S = 0.3
 """How long it is watched after its release: at work it would burn as much, or twice that with two threads."""
 TICKS_S = 0.03
 """psutil counts in hundredths, for user and system time each."""
+LATE_S = 0.15
+"""How much later than its step's end a stamp may be, on a busy machine."""
 IDLE_S = 0.02
 """What pipes, a last beat and waiting threads may cost once nothing is computed, by the exact clock."""
 
@@ -111,6 +113,34 @@ async def test_the_scripted_worker_burns_until_the_release_and_not_after_it() ->
         assert (await supervisor.generate("a", max_tokens=3)).text == "w0 w1 w2 "
         assert len(told.of(WorkerSpawned)) == 1
         assert len(told.of(RequestReleased)) == 3
+
+
+async def test_what_a_deaf_step_burns_after_the_cancel_is_before_the_release() -> None:
+    # Long enough for a stamp that is a lie, too early or too late, to stand out.
+    faults = [{"at": "decode", "after": 2, "kind": "burn", "seconds": 0.6}]
+    told = Told()
+    async with Supervisor(
+        engine="scripted", options={"faults": faults}, escalation=PATIENT, graces=QUICK_GRACES, on_event=told
+    ) as supervisor:
+        pid = worker_of(supervisor).pid
+        async with supervisor.stream("a", window=8) as stream:
+            await until(lambda: "burn at decode" in worker_of(supervisor).link.output.tail())
+            asked_s = exact_cpu_s(pid)
+            stream.cancel()
+            report = await stream.released()
+        with anyio.move_on_after(QUIET_S):
+            await anyio.sleep_forever()
+        burnt_s = exact_cpu_s(pid) - asked_s
+        release_s = report.timeline.release_s
+        assert release_s is not None
+        assert report.stage is Stage.IN_BAND
+        assert release_s > BURNT_S, "the cancel came early in the step"
+        # It did nothing but compute from the cancel to the stamp; on a busy machine not all the time.
+        assert burnt_s < release_s + IDLE_S
+        assert report.timeline.cancel_noticed_ns is not None
+        assert report.timeline.released_ns is not None
+        assert (report.timeline.released_ns - report.timeline.cancel_noticed_ns) / NS_PER_S > BURNT_S
+        assert release_s < 0.6 + LATE_S
 
 
 @pytest.mark.real_model

@@ -198,7 +198,7 @@ async def test_one_that_was_loading_is_ended_by_the_startup_deadline_and_patient
             exited = await told.wait_for(WorkerExited)
             assert (exited.pid, exited.cause) == (progress.pid, DeathCause.STARTUP_TIMEOUT)
             assert exited.requests == ()
-            assert f"made no progress while loading the model for {startup_s:g} s" in exited.message
+            assert f"made no progress for {startup_s:g} s while loading the model" in exited.message
             assert await waits.text() == words(4)
         (ready,) = told.of(WorkerBecameReady)
         assert ready.pid == waits.report.worker_pid != progress.pid

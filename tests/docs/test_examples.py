@@ -200,6 +200,16 @@ NEVER_FROZEN_S = 1.0
 """No answer, no stop and no dead worker takes the window longer; each takes several seconds here."""
 
 
+def test_the_window_says_why_the_model_doesnt_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    with screen() as display:
+        monkeypatch.setenv("DISPLAY", display)
+        example = str(ROOT / "examples/tk_window.py")
+        with host(WATCHED, example, "--model", "/nowhere.gguf", flags=("-W", "error")) as window:
+            said = ""
+            while "there is no file /nowhere.gguf" not in said:
+                said = window.line()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_window_never_freezes_and_stop_stops(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with screen() as display:

@@ -123,9 +123,9 @@ _HEAD = """\
 
 Generated from the marks of the tests by `python -m tests.helpers.produced`; a test fails if it is out of date.
 
-Every row of the [four tables](../ARCHITECTURE.md#where-decisions-are) and every end reason happens in a test with
-real worker processes. Each of these tests is watched while it runs, and fails if what it stands for here didn't
-happen. A row that leads to several phases is listed once for each.
+Every row of the [four tables](../ARCHITECTURE.md#where-decisions-are) and every end reason, but for those marked
+*nothing yet*, happens in a test with real worker processes. Each of these tests is watched while it runs, and fails
+if what it stands for here didn't happen. A row that leads to several phases is listed once for each.
 """
 
 

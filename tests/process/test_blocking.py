@@ -38,6 +38,7 @@ from infervisor import (
     UsageError,
     WorkerDied,
 )
+from infervisor.supervisor.loop_thread import LoopThread
 from infervisor.supervisor.request import Request
 from tests.helpers.host_process import complaints, host
 from tests.helpers.inside import PATIENT, words
@@ -300,7 +301,7 @@ def test_what_keeps_it_from_starting_is_raised_on_entering() -> None:
 
 def test_misuse_is_named() -> None:
     supervisor = BlockingSupervisor(engine="scripted", options=ENDLESS)
-    for use in (supervisor.status, supervisor.stop, lambda: supervisor.stream("x"), supervisor.wait_ready):
+    for use in (supervisor.status, lambda: supervisor.stream("x"), supervisor.wait_ready):
         with pytest.raises(UsageError, match="with BlockingSupervisor"):
             use()
     with supervisor, threads() as pool:
@@ -781,3 +782,73 @@ def test_an_interpreter_that_ends_stops_what_was_never_left(state: str) -> None:
     if state != "thread":  # whose daemon is told that it is shut down, or isn't any more
         assert errors == ""
     assert is_gone(pid)
+
+
+def test_it_can_be_started_and_stopped_without_a_block() -> None:
+    supervisor = BlockingSupervisor(engine="scripted")
+    supervisor.stop()  # nothing to stop yet
+    assert supervisor.start() is supervisor
+    assert supervisor.generate("hello", max_tokens=2).text == "w0 w1 "
+    with pytest.raises(UsageError, match="entered before"):
+        supervisor.start()
+    supervisor.stop()
+    supervisor.stop()
+
+
+# --- what can't begin ------------------------------------------------------------------------------------
+
+
+def test_a_supervisor_whose_thread_cannot_be_started_is_closed_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor = BlockingSupervisor(engine="scripted")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            supervisor.__enter__()
+    stopping = threading.Thread(target=supervisor.stop, daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive()
+    with pytest.raises(ShuttingDown):
+        supervisor.generate("x")
+
+
+def test_a_thread_that_asks_before_it_is_entered_is_told_so() -> None:
+    supervisor = BlockingSupervisor(engine="scripted")
+    supervisor._loop = LoopThread(supervisor._supervisor)  # as between the two halves of entering
+    with pytest.raises(UsageError, match="isn't entered yet"):
+        supervisor.generate("x")
+    supervisor._loop = None
+    with supervisor:
+        assert supervisor.generate("x", max_tokens=1).text == words(1)
+
+
+KILLED_WHILE_IT_STARTS = """
+import sys, threading, psutil
+from infervisor import BlockingSupervisor
+
+real = threading.Thread.start
+
+def start(thread):
+    real(thread)
+    if thread.name == "infervisor":
+        raise KeyboardInterrupt  # as if Ctrl-C came while Thread.start waits for the thread
+
+threading.Thread.start = start
+supervisor = BlockingSupervisor(engine="scripted")
+try:
+    supervisor.__enter__()
+except KeyboardInterrupt:
+    print([thread.name for thread in threading.enumerate()], psutil.Process().children())
+"""
+
+
+def test_ctrl_c_while_its_thread_starts_leaves_nothing() -> None:
+    with host(KILLED_WHILE_IT_STARTS, flags=("-W", "error")) as program:
+        code, said, errors = program.finish()
+    assert (code, said, errors) == (0, "['MainThread'] []\n", "")

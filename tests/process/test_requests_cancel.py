@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -326,3 +328,25 @@ async def test_leaving_with_an_exception_releases_and_lets_it_pass() -> None:
         assert stream.report.is_released
         assert stream.end_reason is EndReason.CANCELLED
         await next_is_exact(supervisor)
+
+
+async def test_a_cancel_from_another_thread_counts_from_its_call_however_long_the_loop_is_blocked() -> None:
+    async with quick({"pace_s": 0.01}) as (supervisor, _), supervisor.stream("count") as stream:
+        await anext(stream)
+        called_ns: list[int] = []
+
+        def cancel() -> None:
+            called_ns.append(time.monotonic_ns())
+            stream.cancel()
+
+        canceller = threading.Timer(0.1, cancel)
+        canceller.start()
+        time.sleep(0.6)  # noqa: ASYNC251 (the blocked loop)
+        report = await stream.released()
+        canceller.join()
+    asked_ns = report.timeline.cancel_requested_ns
+    assert asked_ns is not None
+    assert 0 <= asked_ns - called_ns[0] < 200_000_000
+    assert report.timeline.release_s is not None
+    assert report.timeline.release_s > 0.3
+    assert report.stage is Stage.IN_BAND, "the grace began when the message was sent"

@@ -127,7 +127,7 @@ async def test_a_breaker_that_is_open_is_closed_by_hand(tmp_path: Path) -> None:
 async def test_a_load_that_hangs_is_ended_by_its_deadline() -> None:
     told = Told()
     options = {"faults": [{"at": "load", "kind": "hang"}]}
-    with pytest.raises(WorkerUnresponsive, match=r"made no progress while loading the model for 2 s"):
+    with pytest.raises(WorkerUnresponsive, match=r"made no progress for 2 s while loading the model"):
         async with Supervisor(
             engine="scripted", options=options, on_event=told, deadlines=Deadlines(startup_s=2),
             restart=RestartPolicy(max_failed_starts=0),

@@ -348,3 +348,14 @@ def test_beats_count_steps_and_tell_of_the_end_of_activity() -> None:
         stamps = [beat.t_ns for beat in beats]
         assert all(later - earlier >= 100_000_000 for earlier, later in itertools.pairwise(stamps))
         assert max(beat.active for beat in beats) == 1
+
+
+def test_tokens_of_one_step_that_are_too_large_for_one_frame_go_out_in_several() -> None:
+    piece = "x" * 300_000
+    with raw_worker() as worker:
+        worker.load({"tokens": [piece] * 8, "step_tokens": 8})
+        worker.send(submit(1, credit=9))
+        text, ended = worker.answer(1)
+        assert (len(text), ended.why, ended.error) == (8 * len(piece), "stop", None)
+        assert ended.usage["completion_tokens"] == 8
+        worker.shut_down()

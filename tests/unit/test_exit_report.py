@@ -69,7 +69,7 @@ def test_a_status_is_named(status: ExitStatus, text: str, name: str | None) -> N
         ),
         (
             {"cause": DeathCause.STARTUP_TIMEOUT, "during": ProcessPhase.HANDSHAKE},
-            "the worker made no progress while starting, before its first message for 1.5 s and was killed",
+            "the worker made no progress for 1.5 s while starting, before its first message, and was killed",
             WorkerUnresponsive,
         ),
         (

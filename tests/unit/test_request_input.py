@@ -293,7 +293,7 @@ def test_switches_are_true_or_false(name: str, value: object) -> None:
 
 
 def test_unknown_options_and_bad_ranges_name_the_option() -> None:
-    assert "known are temperature" in refused("temprature", "x", sampling={"temprature": 1})
+    assert "did you mean temperature" in refused("temprature", "x", sampling={"temprature": 1})
     refused("temperature", "x", sampling={"temperature": 101})
     refused("top_p", "x", sampling={"top_p": "0.5"})
     refused("logit_bias", "x", sampling={"logit_bias": "5"})
@@ -318,3 +318,11 @@ def test_whatever_is_taken_arrives_as_it_was(tool: Any) -> None:
     message: Mapping[str, Any] = arrived.messages[0]
     assert message == {"role": "user", "content": "hi", "tool": tool}
     assert (arrived.credit, arrived.seed, arrived.prompt) == (5, 1, None)
+
+
+def test_a_misspelt_option_is_told_what_it_may_mean() -> None:
+    given = {"window": 1, "max_tokens": None, "stop": None, "ignore_eos": False, "seed": 1, "special": True}
+    with pytest.raises(InvalidRequest, match="did you mean max_tokens") as caught:
+        check_request("x", None, sampling={"max_token": 5}, **given)  # type: ignore[arg-type]
+    assert caught.value.field == "max_token"
+    assert "temperature" in str(caught.value)

@@ -149,6 +149,7 @@ def test_a_step_may_give_as_much_as_credit_max_tokens_and_context_allow() -> Non
     assert attempt(credit=4).allowance == 4
     assert attempt(credit=50, max_tokens=3).allowance == 3
     assert attempt(context_tokens=10, prompt_tokens=3).allowance == 7
+    assert attempt(context_tokens=10, prompt_tokens=3, max_tokens=40).allowance == 7
     made = attempt(credit=4)
     say(made, "a", "b")
     assert made.allowance == 2
@@ -157,3 +158,8 @@ def test_a_step_may_give_as_much_as_credit_max_tokens_and_context_allow() -> Non
 def test_more_than_was_granted_is_the_engines_error() -> None:
     with pytest.raises(LocalProtocolError, match="beyond the limit"):
         attempt(credit=2).take([Sampled(0, b"a")] * 3)
+
+
+def test_a_step_that_gave_nothing_is_the_engines_error() -> None:
+    with pytest.raises(LocalProtocolError, match="neither prompt nor token"):
+        attempt().take([])

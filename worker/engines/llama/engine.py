@@ -138,7 +138,11 @@ class LlamaEngine:
         seed = check_seed(submit.seed)
         prompt = self._prompt_tokens(submit, stoppable)
         delivered = list(submit.delivered)
-        self._check_length(len(prompt), len(delivered))
+        try:
+            self._check_length(len(prompt), len(delivered))
+        except InvalidRequest as error:
+            error.field = "prompt" if submit.messages is None else "messages"
+            raise
         for token in delivered:
             if token >= vocabulary.size:
                 raise InvalidRequest(

@@ -35,7 +35,8 @@ class Fault:
     before; in open and release, requests opened or released before; in load, load steps done before.
     kind: a name of `KINDS`. prompt_contains: only for requests whose prompt holds this. once_file: only if
     this file doesn't exist yet; it is created, so that the next worker is healthy.
-    code: of exit, or of a refused load. number: of the signal. seconds: of a hang; None is for ever.
+    code: of exit, or of a refused load. number: of the signal. seconds: of a hang; None is for ever. Of a burn: 1 s
+    without it.
     bytes: of a flood or garbage. newlines: whether a flood has lines. count: of tokens beyond credit.
     then: go_on, stall or exit after damage to the frames pipe. session: a grandchild leaves the process
     group. permanent: of a refused load. message: of an exception.
@@ -141,6 +142,13 @@ def _ignore_cancel(fault: Fault, situation: Situation) -> None:
     while until is None or time.monotonic() < until:
         sum(range(1000))
         time.sleep(0.005)
+
+
+def _burn(fault: Fault, situation: Situation) -> None:
+    """Compute for `seconds`, deaf to interrupts."""
+    until = time.monotonic() + (fault.seconds or 1.0)
+    while time.monotonic() < until:
+        sum(range(1000))
 
 
 def _refuse_release(fault: Fault, situation: Situation) -> None:
@@ -249,6 +257,7 @@ KINDS: dict[str, Kind] = {
     "hang": _hang,
     "hang_gil": _hang_gil,
     "ignore_cancel": _ignore_cancel,
+    "burn": _burn,
     "refuse_release": _refuse_release,
     "block_reader": _block_reader,
     "raise": _raise,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from infervisor.worker.engine import AbortGranularity, LoadRefused
@@ -67,10 +67,11 @@ class ScriptedOptions:
             values["abort"] = AbortGranularity(values.get("abort", AbortGranularity.NODE))
         except (TypeError, ValueError) as error:
             raise _refused(str(error)) from error
-        if values["faults"]:
-            values["step_tokens"] = 1
         built = cls(**values)
         built._check()
+        if built.faults:
+            # A fault comes in its place: between two tokens, not behind several.
+            built = replace(built, step_tokens=1)
         return built
 
     def _check(self) -> None:
