@@ -28,18 +28,12 @@ FRAME = re.compile(r"^(?P<function>.*) \((?P<file>[^:]*)(:\d+)?\)$")
 
 
 def _recorder(pid: int, seconds: int, to: Path) -> subprocess.Popen[bytes]:
+    # fmt: off
     command = [
-        "--pid",
-        str(pid),
-        "--duration",
-        str(seconds),
-        "--rate",
-        str(RATE_HZ),
-        "--format",
-        "raw",
-        "-o",
-        str(to),
+        "--pid", str(pid), "--duration", str(seconds), "--rate", str(RATE_HZ), "--threads",
+        "--format", "raw", "-o", str(to),
     ]
+    # fmt: on
     py_spy = Path(sys.executable).with_name("py-spy")
     return subprocess.Popen(
         [str(py_spy), "record", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

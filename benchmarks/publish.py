@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results.json"
 DOCUMENTS = ("README.md", "docs/cancellation.md", "docs/benchmarks.md")
 BLOCKS: dict[str, tuple[str, ...]] = {
     "headline": (
-        "decode_vs_in_process", "decode_vs_in_process_busy", "cancel_decode_p99", "cancel_prefill_p99",
+        "decode_vs_in_process", "decode_vs_bare_loop", "cancel_decode_p99", "cancel_prefill_p99",
         "cancel_kill_over_graces_max", "restart_vs_load", "paused_ahead", "paused_worker_cpu", "idle_parent_rss",
     ),
     "cancellation": (
