@@ -37,7 +37,7 @@ _MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.DEADLINE: "a deadline passed: queue, startup, first token, stall, total, consumer",
     ExitCode.FAULT: "the worker or its engine failed during the request",
     ExitCode.LOAD_FAILED: "the worker could not be started or the model not be loaded",
-    ExitCode.PROBE_FAILED: "a step of the probe failed",
+    ExitCode.PROBE_FAILED: "a step of the probe failed, once the model was loaded",
     ExitCode.INTERNAL: "internal error of supervise itself",
     ExitCode.OUTPUT_FAILED: "the output could not be written, for instance because the disk is full",
     ExitCode.CANCELLED: "cancelled with Ctrl-C (SIGINT)",
