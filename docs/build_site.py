@@ -141,5 +141,6 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     code = build(arguments.to.resolve())
     if code == 0:
-        print(f"docs: {arguments.to.resolve() / 'index.html'}")
+        site = arguments.to.resolve()
+        print(f"docs: {site / 'index.html'}; with search and all links: python3 -m http.server -d {site}")
     sys.exit(code)
