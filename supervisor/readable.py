@@ -16,10 +16,7 @@ import anyio
 async def whenever_readable(fd: int, read: Callable[[], bool]) -> None:
     """Call `read` whenever `fd` can be read, until it returns False. Raises what it raises."""
     if _is_asyncio():
-        try:
-            return await _on_asyncio(fd, read)
-        except NotImplementedError:
-            pass  # a loop without readers: the way below starts a thread for it
+        return await _on_asyncio(fd, read)
     while True:
         await anyio.wait_readable(fd)
         if not read():

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     )
     from infervisor.protocol.ladder import Stage
     from infervisor.protocol.timeline import Timeline
-    from infervisor.supervisor.blocking import BlockingStream, BlockingSupervisor
+    from infervisor.supervisor.blocking import BlockingSupervisor
+    from infervisor.supervisor.blocking_stream import BlockingStream
     from infervisor.supervisor.default_model import default_model
     from infervisor.supervisor.events import Event
     from infervisor.supervisor.report import Report, Usage
@@ -58,7 +59,8 @@ _HOME = {
     ),
     "Stage": "protocol.ladder",
     "Timeline": "protocol.timeline",
-    **dict.fromkeys(("BlockingStream", "BlockingSupervisor"), "supervisor.blocking"),
+    "BlockingStream": "supervisor.blocking_stream",
+    "BlockingSupervisor": "supervisor.blocking",
     "default_model": "supervisor.default_model",
     "Event": "supervisor.events",
     **dict.fromkeys(("Report", "Usage"), "supervisor.report"),
