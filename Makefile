@@ -18,7 +18,7 @@ override export PROMPT := $(value PROMPT)
 override export MODEL := $(value MODEL)
 export WHEEL CONSTRAINTS PIP_OPTIONS
 
-.PHONY: help run test check lint docs bench fuzz clean
+.PHONY: help run test check lint docs bench soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo 'make docs    build the documents and the API reference as a site in build/site'
 	@echo 'make bench   run the benchmarks: a table, and benchmarks/results.json. Takes half an hour, and wants a machine'
 	@echo '             with nothing else to do. BENCH="cancel --quick" runs one of them, shortly'
+	@echo 'make soak    let everything go wrong at random under 10,000 requests, and check each answer. Takes a quarter of an'
+	@echo '             hour; SOAK="--quick --seed 1 --backend trio" is less, and as before'
 	@echo 'make fuzz    look for bytes of a worker that break the parent; SECONDS=60 is for how long'
 	@echo 'make clean   remove the environment and everything that was built'
 	@echo
@@ -59,6 +61,9 @@ docs: $(DEV)
 
 bench: $(DEV)
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+soak: $(DEV)
+	@$(BIN)/python -m tests.chaos.soak $(SOAK)
 
 SECONDS ?= 60
 

@@ -1,4 +1,4 @@
-"""What a supervisor costs while nothing happens, and what a worker does while nobody reads. SmolLM2."""
+"""What a supervisor and a standby cost while idle, and what a worker does while nobody reads. SmolLM2."""
 
 from __future__ import annotations
 
@@ -49,14 +49,41 @@ async def main():
 anyio.run(main)
 """
 
+STANDBY = """
+import sys, time, anyio, psutil
+from benchmarks.workers import Workers
+from infervisor import Supervisor
+def mb(*pids):
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in pids) / 1e6
+async def served(standby, seconds):
+    workers = Workers()
+    options = {"n_ctx": 4096, "threads": 2}
+    async with Supervisor(sys.argv[1], options=options, standby=standby, on_event=workers) as supervisor:
+        await workers.wait_for(1 + standby)
+        answer = await supervisor.generate("Hello", max_tokens=64, ignore_eos=True)
+        await anyio.sleep(1)
+        if not standby:
+            return 0.0, mb(*workers.ready)
+        idle, = (pid for pid in workers.ready if pid != answer.report.worker_pid)
+        process = psutil.Process(idle)
+        before = sum(process.cpu_times()[:2]); started = time.monotonic()
+        await anyio.sleep(seconds)
+        share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - started)
+        return share, mb(*workers.ready)
+async def main():
+    _, one = await served(0, 0)
+    share, both = await served(1, float(sys.argv[2]))
+    print(share * 100, one, both)
+anyio.run(main)
+"""
 
-def _run(program: str, seconds: float) -> tuple[float, float]:
+
+def _run(program: str, seconds: float) -> tuple[float, ...]:
     done = subprocess.run(
         [sys.executable, "-c", program, str(default_model()), str(seconds)],
         check=True, capture_output=True, text=True, timeout=seconds + 120,
     )  # fmt: skip
-    first, second = done.stdout.split()
-    return float(first), float(second)
+    return tuple(float(value) for value in done.stdout.split())
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -64,6 +91,7 @@ def measure(quick: bool) -> list[Figure]:
     seconds = 5.0 if quick else 30.0
     idle_percent, rss = _run(IDLE, seconds)
     worker_percent, ahead = _run(PAUSED, seconds)
+    standby_percent, one_mb, both_mb = _run(STANDBY, seconds)
     over = {"seconds": seconds}
     return [
         Figure(
@@ -81,5 +109,14 @@ def measure(quick: bool) -> list[Figure]:
         Figure(
             "paused_worker_cpu", "the same: the worker's share of a core",
             round(worker_percent, 2), "%", 1, ("≤", 5.0), details=over,
+        ),
+        Figure(
+            "idle_standby_cpu", "a standby, loaded and idle: share of a core",
+            round(standby_percent, 3), "%", 1, ("≤", 1.0), details=over,
+        ),
+        Figure(
+            "standby_memory",
+            f"memory (PSS) that a standby adds to the {one_mb:.0f} MB of a worker with 4,096 tokens of context",
+            round(both_mb - one_mb, 1), "MB", 1, details={"one_mb": round(one_mb, 1), "both_mb": round(both_mb, 1)},
         ),
     ]  # fmt: skip

@@ -25,9 +25,14 @@ BLOCKS: dict[str, tuple[str, ...]] = {
         "cancel_decode_p99", "cancel_prefill_p99", "cancel_signal_over_grace_max", "cancel_kill_over_graces_max",
     ),
     "all": (),
+    "survival": (),
     "profile": ("profile_parent", "profile_worker"),
 }  # fmt: skip
-"""Which figures a block shows; none named means all."""
+"""Which figures a block shows; none named means all of the benchmarks in `WHOLE`."""
+WHOLE: dict[str, tuple[str, ...]] = {
+    "all": NAMES,
+    "survival": ("resume", "snapshots", "exactness", "waiting"),
+}
 MARKED = re.compile(r"(<!-- figures:begin (\w+) -->\n).*?(<!-- figures:end -->)", re.DOTALL)
 
 
@@ -39,7 +44,8 @@ def figures(results: dict[str, Any]) -> list[dict[str, Any]]:
 def block(name: str, results: dict[str, Any]) -> str:
     """Return the table of a block. Raises KeyError for a block or a figure that doesn't exist."""
     by_name = {figure["name"]: figure for figure in figures(results)}
-    chosen = [by_name[wanted] for wanted in BLOCKS[name] or by_name]
+    whole = {benchmark: results[benchmark] for benchmark in WHOLE.get(name, ()) if benchmark in results}
+    chosen = [by_name[wanted] for wanted in BLOCKS[name]] or figures(whole)
     rows = [f"| {figure['what']} | {_value(figure)} | {_wanted(figure)} |" for figure in chosen]
     machine = next(iter(results.values()))["machine"]
     where = (

@@ -230,6 +230,7 @@ static void take_load(Reader *r) {
         snprintf(load_refusal, sizeof load_refusal, "the option %.*s is unknown or wrong; known is step_ms, a whole "
                  "number", shown, name.bytes);
     }
+    skip(r, 0); /* snapshot_share: a parrot has nothing to keep */
     must(!load_came, "second load");
     load_came = true;
 }
@@ -304,6 +305,7 @@ static void take_submit(Reader *r, uint8_t *payload) {
     must(whole(r, &attempt.limit), "submit.credit");
     must(array(r, &attempt.delivered), "submit.delivered");
     for (uint64_t i = 0; i < attempt.delivered; i++) must(whole(r, &ignored), "submit.delivered");
+    skip(r, 0); /* snapshot: a parrot has nothing to keep */
     if (attempt.limit < attempt.delivered) attempt.limit = attempt.delivered;
     for (size_t i = 0; i < EARLY; i++)
         if (early[i].noticed_ns && early[i].id == id) attempt.noticed_ns = early[i].noticed_ns, early[i].noticed_ns = 0;
@@ -319,7 +321,7 @@ static bool take_message(uint8_t *payload, size_t size) {
     bool is_load = is(name, "load"), is_submit = is(name, "submit"), is_credit = is(name, "credit"),
          is_cancel = is(name, "cancel"), is_drain = is(name, "drain"), is_shutdown = is(name, "shutdown");
     must(is_load || is_submit || is_credit || is_cancel || is_drain || is_shutdown, "message");
-    must(entries - 1 == (is_load ? 3 : is_submit ? 10 : is_credit ? 2 : is_cancel), "number of fields");
+    must(entries - 1 == (is_load ? 4 : is_submit ? 11 : is_credit ? 2 : is_cancel), "number of fields");
     must(load_came || is_load || is_cancel || is_shutdown, "message before load");
     if (is_cancel) {
         must(whole(r, &id), "cancel.id");
@@ -594,7 +596,7 @@ int main(int count, char **arguments) {
     pthread_sigmask(SIG_SETMASK, &mine, NULL);
 
     begin("hello", 4);
-    put_whole(1), put_whole((uint64_t)getpid()), put_map(1), put_text("parrot"), put_text("1");
+    put_whole(2), put_whole((uint64_t)getpid()), put_map(1), put_text("parrot"), put_text("1");
     send_frame();
     load();
     for (;;) {

@@ -45,10 +45,11 @@ class EndReason(enum.StrEnum):
     WORKER_CRASHED = "worker_crashed"
     WORKER_UNRESPONSIVE = "worker_unresponsive"
     WORKER_KILLED = "worker_killed"
-    """The worker was killed for another request's sake."""
+    """The worker was killed for no fault of this request: for another one's sake, or for its memory."""
     ENGINE_ERROR = "engine_error"
     PROTOCOL_ERROR = "protocol_error"
     POISONED = "poisoned"
+    """Its worker died twice with nobody else in it."""
     # refusal
     OVERLOADED = "overloaded"
     INVALID_REQUEST = "invalid_request"

@@ -100,7 +100,10 @@ class ShuttingDown(AdmissionError):
 
 
 class Unavailable(AdmissionError):
-    """No worker can be had now: the breaker is open. The message says why."""
+    """No worker can be had now: the breaker is open. The message says why, and what has to happen.
+
+    Not retryable, on this very error, if waiting alone doesn't help.
+    """
 
     code = "unavailable"
 
@@ -148,7 +151,7 @@ class EngineError(RequestError):
 
 
 class Poisoned(RequestError):
-    """The request killed its worker every time it was tried alone."""
+    """The request was alone in its worker twice when that died: it isn't tried again. The message says how."""
 
     code = "poisoned"
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.quoting import quoted
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 U64 = 1 << 64
 MAX_DEPTH = 40
 """How deep maps and arrays in a field may be nested."""
@@ -95,6 +95,14 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(_is_u64(entry) for entry in value)
 
 
+def _is_area_or_none(value: object) -> bool:
+    return value is None or (_is_ids(value) and len(value) == 2)  # type: ignore[arg-type]
+
+
+def _is_share_or_none(value: object) -> bool:
+    return value is None or _is_fraction(value)
+
+
 def _is_messages_or_none(value: object) -> bool:
     return value is None or (isinstance(value, (list, tuple)) and all(_is_map(entry) for entry in value))
 
@@ -145,12 +153,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """Create the engine and load the model. Sent once, after hello."""
+    """Create the engine and load the model. Sent once, after hello.
+
+    snapshot_share: the share of the computing time that KV snapshots may take, from 0 to 1; None takes none.
+    """
 
     name: ClassVar[str] = "load"
     engine: str = field(metadata=_wire(_is_text))
     model: str | None = field(metadata=_wire(_is_text_or_none))
     options: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    snapshot_share: float | None = field(default=None, metadata=_wire(_is_share_or_none))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,7 @@ class Submit(Message):
     sampling, limits: `Sampling.to_wire()`, `Limits.to_wire()`. template_clock_s: seconds since the epoch that
     a chat template may show, or None. special: whether a raw prompt's control-token texts become tokens.
     credit: the first credit limit in tokens. delivered: token ids that the reader has already (on resuming).
+    snapshot: where in the shared memory this request's KV snapshots lie, as [offset, bytes], or None.
     """
 
     name: ClassVar[str] = "submit"
@@ -173,6 +186,7 @@ class Submit(Message):
     limits: Mapping[str, Any] = field(metadata=_wire(_is_map))
     credit: int = field(metadata=_wire(_is_u64))
     delivered: Sequence[int] = field(metadata=_wire(_is_ids))
+    snapshot: Sequence[int] | None = field(default=None, metadata=_wire(_is_area_or_none))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +268,11 @@ class Failed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Started(Message):
-    """An attempt sits in a slot; its prompt is known to fit."""
+    """An attempt sits in a slot; its prompt is known to fit.
+
+    cached_tokens: tokens whose KV is there already; on resuming, those of the answer that were delivered count,
+    too.
+    """
 
     name: ClassVar[str] = "started"
     t_ns: int = field(metadata=_wire(_is_u64))

@@ -6,9 +6,8 @@ Every frame is checked against the attempt table and the credit; what breaks the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from infervisor.protocol.endings import EndReason
 from infervisor.protocol.errors import RemoteProtocolError
@@ -26,10 +25,13 @@ from infervisor.protocol.machines.attempt import (
     StopClock,
     TokensArrived,
 )
-from infervisor.protocol.messages import Credit, Ended, Message, Released, Started, Tokens
+from infervisor.protocol.messages import Credit, Ended, Released, Started, Tokens
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.report import ErrorInfo, Usage
 from infervisor.supervisor.request import Chunk, Request
+
+if TYPE_CHECKING:
+    from infervisor.supervisor.worker import Worker
 
 MAX_SILENT_TOKENS = 1 << 20
 """In a row: they need no reader, so credit doesn't bound what is kept of them."""
@@ -57,8 +59,12 @@ class AttemptOwner(Protocol):
         """The worker ended it by itself."""
         ...
 
-    def attempt_resumed(self, attempt: Attempt, now: int) -> None:
-        """It got credit: its worker owes a step again."""
+    def attempt_went_on(self, request: Request, now: int) -> None:
+        """The first tokens since it lost a worker have arrived."""
+        ...
+
+    def attempt_acquitted(self, request: Request) -> None:
+        """It has outlived what killed its worker, and needn't be alone any more."""
         ...
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
@@ -67,16 +73,18 @@ class AttemptOwner(Protocol):
 
 
 class Attempt:
-    """One attempt. `send` puts a message on its worker's control pipe."""
+    """One attempt, on one worker."""
 
     def __init__(
-        self, attempt_id: int, request: Request, owner: AttemptOwner, send: Callable[[Message], None]
+        self, attempt_id: int, request: Request, worker: Worker, owner: AttemptOwner, now: int
     ) -> None:
         self.id = attempt_id
         self.request = request
+        self.worker = worker
         self.state = AttemptState()
         self._owner = owner
-        self._send = send
+        self._submitted_ns = now
+        self._computed_before = len(request.delivered)
 
     def step(self, event: object, now: int) -> None:
         """Apply an event. Raises `RemoteProtocolError` if the worker may not do that now."""
@@ -99,8 +107,12 @@ class Attempt:
 
     def on_started(self, message: Started, now: int) -> None:
         """The prompt fits and sits in a slot."""
-        self.step(Began(), now)
         request = self.request
+        self.step(Began(request.window.worker_may_compute), now)
+        if request.resumes:
+            request.restored(message.cached_tokens)
+        if request.timeline.started_ns is not None:
+            return
         request.usage = Usage(prompt_tokens=message.prompt_tokens, cached_tokens=message.cached_tokens)
         if not request.has_ended:
             request.timeline.started_ns = now
@@ -116,23 +128,40 @@ class Attempt:
         if request.has_ended:
             return
         request.timeline.receive_tokens(count, now, self._plausible(message.t_ns, now))
+        if request.resumes:
+            self._owner.attempt_went_on(request, now)
         silent = request.put(message.tokens, now)
+        if request.suspicion.is_suspect:
+            self._acquit()
         if request.silent_tokens > MAX_SILENT_TOKENS:
             raise RemoteProtocolError(f"tokens: more than {MAX_SILENT_TOKENS} in a row have no text")
         if silent:
             self._take(silent, now)
+
+    def _acquit(self) -> None:
+        request = self.request
+        request.suspicion = request.suspicion.progressed(len(request.delivered))
+        if not request.suspicion.is_suspect:
+            self._owner.attempt_acquitted(request)
 
     def on_ended(self, message: Ended, now: int) -> None:
         """The worker ended it."""
         self.step(EndArrived(), now)
         request = self.request
         try:
-            request.usage = Usage(**message.usage)
+            usage = Usage(**message.usage)
         except TypeError as error:
             # Its text holds the unknown name, which the worker chose: whole and unescaped.
             raise RemoteProtocolError(f"ended.usage: {quoted(str(error), 200)}") from error
+        if self._computed_before:
+            # What a worker takes over from the one before, it neither computed nor found in a cache of its own.
+            computed = self._computed_before + usage.computed_tokens
+            usage = replace(usage, computed_tokens=computed, cached_tokens=request.usage.cached_tokens)
+        request.usage = usage
         if request.has_ended:
             return
+        if request.resumes:
+            self._owner.attempt_went_on(request, now)
         if message.error is not None:
             request.error = _error_info(message)
         request.put_leftover(message.text, now)
@@ -152,7 +181,7 @@ class Attempt:
 
     def _plausible(self, stamp_ns: int, now: int) -> int:
         """Return a worker's stamp, moved into the time in which it can have been made."""
-        return min(max(stamp_ns, self.request.timeline.submitted_ns or 0), now)
+        return min(max(stamp_ns, self._submitted_ns), now)
 
     def on_process_gone(self, now: int) -> None:
         """The worker's exit was collected."""
@@ -176,11 +205,11 @@ class Attempt:
         request = self.request
         limit = request.window.take(count)
         if limit is not None and not request.has_ended:
-            self._send(Credit(self.id, limit))
+            self.worker.link.send(Credit(self.id, limit))
             was_paused = self.state.phase is AttemptPhase.PAUSED
             self.step(CreditSent(), now)
             if was_paused:
-                self._owner.attempt_resumed(self, now)
+                self.worker.owes_again(self, now)
 
     @property
     def owes_a_step(self) -> bool:

@@ -22,10 +22,18 @@ from infervisor.supervisor import events
 from infervisor.supervisor.blocking_stream import BlockingStream
 from infervisor.supervisor.loop_thread import LoopThread, check_may_block
 from infervisor.supervisor.request_input import ChatMessage
-from infervisor.supervisor.settings import Deadlines, Escalation, Liveness, RestartPolicy, StopGraces
+from infervisor.supervisor.settings import (
+    Deadlines,
+    Escalation,
+    Liveness,
+    MemoryLimits,
+    RestartPolicy,
+    Snapshots,
+    StopGraces,
+)
 from infervisor.supervisor.status import Status
 from infervisor.supervisor.stream import Answer
-from infervisor.supervisor.supervisor import Supervisor
+from infervisor.supervisor.supervisor import DEFAULT_SNAPSHOTS, Supervisor
 
 T = TypeVar("T")
 
@@ -58,6 +66,13 @@ class BlockingSupervisor:
         env: Mapping[str, str | None] | None = None,
         on_event: Callable[[events.Event], None] | None = None,
         wait_until_ready: bool = True,
+        on_crash: str = "resume",
+        max_resumes: int = 5,
+        snapshots: Snapshots | None = DEFAULT_SNAPSHOTS,
+        workers: int = 1,
+        standby: int = 0,
+        max_requests: int | None = None,
+        memory: MemoryLimits | None = None,
     ) -> None:
         self._supervisor = Supervisor(
             model,
@@ -76,6 +91,13 @@ class BlockingSupervisor:
             env=env,
             on_event=on_event,
             wait_until_ready=wait_until_ready,
+            on_crash=on_crash,
+            max_resumes=max_resumes,
+            snapshots=snapshots,
+            workers=workers,
+            standby=standby,
+            max_requests=max_requests,
+            memory=memory,
         )
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -134,12 +156,17 @@ class BlockingSupervisor:
         return self._running().run(wait)
 
     def restart_worker(self) -> None:
-        """Replace the worker by a new one once its requests have ended; close an open breaker."""
+        """Replace each worker by a new one once its requests have ended; close an open breaker."""
 
         async def restart() -> None:
             self._supervisor.restart_worker()
 
         self._running().run(restart)
+
+    def recycle(self, grace_s: float | None = None) -> None:
+        """Replace all workers, one after the other, without a gap: see `Supervisor.recycle`. Returns when it is
+        done."""
+        self._running().run(partial(self._supervisor.recycle, grace_s))
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -155,6 +182,7 @@ class BlockingSupervisor:
         special: bool = True,
         window: int | None = None,
         deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
         **sampling: Any,
     ) -> BlockingStream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
@@ -163,7 +191,8 @@ class BlockingSupervisor:
         messages: objects with role and content; their content is always literal text. max_tokens: at least 1;
         None is until the context is full. stop: up to 64 strings that end the answer and are not part of it.
         seed: 0 to 2**32 − 1; None draws one, which the report tells. window: tokens computed ahead of the
-        reader. sampling: the fields of `protocol.generation.Sampling` (temperature, top_k, …).
+        reader. on_crash: "resume" or "fail", for this request. sampling: the fields of
+        `protocol.generation.Sampling` (temperature, top_k, …).
 
         Raises `InvalidRequest` naming the field. Nothing happens until the stream is entered or read.
         """
@@ -180,6 +209,7 @@ class BlockingSupervisor:
                 special=special,
                 window=window,
                 deadlines=deadlines,
+                on_crash=on_crash,
                 **sampling,
             )
             return BlockingStream(self, loop, stream)

@@ -1,4 +1,4 @@
-"""The one owner of requests, queue and slot: every decision about them is carried out here.
+"""The one owner of requests and queue: every decision about them is carried out here.
 
 Runs in the event loop's thread, synchronously: frames, alarms and callers' calls come one at a time, and that
 order is the order in which end reasons are named. Nothing here awaits.
@@ -9,33 +9,34 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infervisor.protocol.deadlines import TIMEOUT_OF, Budget
 from infervisor.protocol.endings import EndClass, EndReason
 from infervisor.protocol.errors import InfervisorError, LocalProtocolError, Overloaded, ShuttingDown
 from infervisor.protocol.machines import request as r
 from infervisor.protocol.machines.process import DeathCause
-from infervisor.protocol.machines.slot import WorkerReady, WorkerWanted
-from infervisor.protocol.messages import Log, Progress
-from infervisor.protocol.quoting import printable_lines
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.attempt import Attempt
-from infervisor.supervisor.end_errors import error_of, sentence_of
+from infervisor.supervisor.end_errors import error_of, poisoned_sentence, sentence_of
 from infervisor.supervisor.escalator import Escalator, only_the_signal_was_heard
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.link import READS_A_TURN
+from infervisor.supervisor.pool import Pool
 from infervisor.supervisor.rates import Rates
 from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import RequestInput
-from infervisor.supervisor.settings import Deadlines, Escalation, RestartPolicy
-from infervisor.supervisor.slot import Slot
+from infervisor.supervisor.request_queue import RequestQueue
+from infervisor.supervisor.resume import OnCrash, end_reason_of
+from infervisor.supervisor.settings import Deadlines, Escalation, PoolSettings
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.worker import Worker
+
+if TYPE_CHECKING:
+    from infervisor.supervisor.snapshot_memory import SnapshotMemory
 
 log = logging.getLogger("infervisor")
 
@@ -49,30 +50,27 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        make_worker: Callable[[Dispatcher], Worker],
+        make_worker: Callable[[Pool], Worker],
         start_task: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
-        restart: RestartPolicy,
+        pool: PoolSettings,
         escalation: Escalation,
         max_queue: int,
         max_wait_s: float | None,
+        max_resumes: int,
+        snapshots: SnapshotMemory | None,
         on_event: Callable[[events.Event], None],
     ) -> None:
         self.timers = Timers(self._parent_stalled)
-        self.slot = Slot(restart.rules(), lambda: make_worker(self), start_task, self, self.timers)
+        self.pool = Pool(pool, make_worker, start_task, self, self.timers)
         self.requests: dict[int, Request] = {}
         self.attempts: dict[int, Attempt] = {}
         """The attempt of each request that is in a worker, by request id."""
-        self.queue: deque[Request] = deque()
-        self.queue_peak = 0
         self.is_closing = False
-        self.on_state_change: Callable[[], None] = lambda: None
-        self.escalator = Escalator(
-            escalation, self.timers, self.attempts, lambda: self.slot.worker, self.emit
-        )
-        self._cooldown_s = restart.cooldown_s
-        self._max_queue = max_queue
-        self._max_wait_s = max_wait_s
+        self.escalator = Escalator(escalation, self.timers, self.attempts, self.emit)
         self.rates = Rates()
+        self.queue = RequestQueue(max_queue, max_wait_s, self.rates)
+        self._max_resumes = max_resumes
+        self._snapshots = snapshots
         self._on_event = on_event
         self._request_ids = itertools.count(1)
 
@@ -88,9 +86,9 @@ class Dispatcher:
 
     # --- requests: in ----------------------------------------------------------------------------
 
-    def create(self, given: RequestInput, deadlines: Deadlines) -> Request:
+    def create(self, given: RequestInput, deadlines: Deadlines, on_crash: OnCrash) -> Request:
         """Return a request that isn't admitted yet."""
-        return Request(next(self._request_ids), given, deadlines, time.monotonic_ns())
+        return Request(next(self._request_ids), given, deadlines, on_crash, time.monotonic_ns())
 
     def admit(self, request: Request) -> None:
         """Take a request into the queue. Raises the refusal, which is also its end reason."""
@@ -99,34 +97,30 @@ class Dispatcher:
         if self.is_closing:
             reason = EndReason.SHUTTING_DOWN
             self._refuse(request, reason, ShuttingDown(sentence_of(reason)), now)
-        self.slot.apply(WorkerWanted())
-        if self.slot.is_open:
-            self._refuse(request, EndReason.UNAVAILABLE, self.slot.refusal(), now)
-        crowd = self._crowd()
+        self.pool.want()
+        if self.pool.is_open:
+            self._refuse(request, EndReason.UNAVAILABLE, self.pool.refusal(), now)
+        crowd = self.queue.crowd(self.pool.serving, self.pool.places)
         if crowd is not None:
             self._refuse(request, EndReason.OVERLOADED, Overloaded(f"{crowd}; try again later"), now)
         self.requests[request.id] = request
         self.queue.append(request)
         request.deadline_alarm = self.timers.alarm(lambda: self._deadline(request))
         request.clocks.run(Budget.TOTAL, now)
-        request.clocks.run(Budget.QUEUE if self._is_ready() else Budget.STARTUP, now)
-        request.aim()
+        self._let_wait(request, now)
         self.pump()
-        # Only what has to wait counts as depth: a free worker's request went through at once.
-        self.queue_peak = max(self.queue_peak, len(self.queue))
+        self.queue.note_peak()
         self.emit(events.RequestQueued(request.id, len(self.queue)))
 
-    def _crowd(self) -> str | None:
-        """Return why one more request is too many, or None."""
-        worker = self.slot.worker
-        if self._free_places() > 0:
-            return None
-        if len(self.queue) >= self._max_queue:
-            return f"the queue is full ({len(self.queue)} requests wait)"
-        wait_s = self.rates.wait_s(len(self.queue), 1 if worker is None else worker.places)
-        if self._max_wait_s is not None and wait_s is not None and wait_s > self._max_wait_s:
-            return f"the wait would be about {wait_s:.1f} s, and at most {self._max_wait_s:g} s is allowed"
-        return None
+    def _let_wait(self, request: Request, now: int) -> None:
+        """Run the clock of what it waits for: a place, or a worker at all."""
+        if self.pool.is_ready:
+            request.clocks.stop(Budget.STARTUP)
+            request.clocks.run(Budget.QUEUE, now)
+        else:
+            request.clocks.hold(Budget.QUEUE, now)
+            request.clocks.restart(Budget.STARTUP, now)
+        request.aim()
 
     def _refuse(self, request: Request, reason: EndReason, error: InfervisorError, now: int) -> None:
         request.state, _ = r.REQUEST.step(request.state, r.Lost(reason), now)
@@ -136,35 +130,39 @@ class Dispatcher:
         error.report = request.report()
         raise error
 
-    def _is_ready(self) -> bool:
-        return self.slot.worker is not None and self.slot.worker.is_ready
-
-    def _free_places(self) -> int:
-        return 0 if self.slot.worker is None else self.slot.worker.free_places
-
     def pump(self) -> None:
-        """Submit what waits, oldest first, while a worker has places."""
-        while self.queue and self._free_places() > 0:
-            worker = self.slot.worker
-            assert worker is not None
-            request = self.queue.popleft()
-            now = time.monotonic_ns()
-            attempt = Attempt(next(_attempt_ids), request, self, worker.link.send)
-            self.apply(request, r.Submitted(), now)
+        """Submit what waits, oldest first and suspects alone, while workers have places."""
+        while (found := self.queue.next_for(self.pool.serving)) is not None:
+            request, worker = found
+            if request.delivered and request.fingerprint != worker.facts["fingerprint"]:
+                self._lose(request, "the model was changed: another one can't go on with this answer")
+            else:
+                self.queue.remove(request)
+                self._submit(request, worker)
+
+    def _submit(self, request: Request, worker: Worker) -> None:
+        now = time.monotonic_ns()
+        attempt = Attempt(next(_attempt_ids), request, worker, self, now)
+        self.apply(request, r.Submitted(), now)
+        if request.timeline.submitted_ns is None:
             request.timeline.submitted_ns = now
-            request.worker_pid = worker.pid
-            request.clocks.stop(Budget.QUEUE)
-            request.clocks.stop(Budget.STARTUP)
-            request.clocks.run(Budget.FIRST_TOKEN, now)
-            self.attempts[request.id] = attempt
-            try:
-                worker.submit(attempt, now)
-            except LocalProtocolError as error:
-                # The parts were checked one by one; together they don't fit one frame.
-                request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(error))
-                self.apply(request, r.Finished(EndReason.INVALID_REQUEST), now)
-                attempt.on_process_gone(now)
-            request.aim()
+        request.worker_pid = worker.pid
+        request.fingerprint = worker.facts["fingerprint"]
+        if request.snapshots is None and self._snapshots is not None:
+            request.snapshots = self._snapshots.take()
+        request.clocks.stop(Budget.QUEUE)
+        request.clocks.stop(Budget.STARTUP)
+        request.clocks.run(Budget.FIRST_TOKEN, now)
+        self.attempts[request.id] = attempt
+        try:
+            worker.submit(attempt, now)
+        except LocalProtocolError as error:
+            # The parts were checked one by one; together they don't fit one frame.
+            request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(error))
+            self.apply(request, r.Finished(EndReason.INVALID_REQUEST), now)
+            attempt.on_process_gone(now)
+        request.aim()
+        self.pool.used(worker)
 
     # --- requests: out ---------------------------------------------------------------------------
 
@@ -215,9 +213,10 @@ class Dispatcher:
             self.escalator.watch_release(request, now)
 
     def _deadline(self, request: Request) -> None:
-        if self.slot.worker is not None:
+        attempt = self.attempts.get(request.id)
+        if attempt is not None:
             # Race "the loop was blocked until just now": what is judged may lie in the pipe.
-            self.slot.worker.link.read_frames(READS_A_TURN)
+            attempt.worker.link.read_frames(READS_A_TURN)
             if request.has_ended:
                 return
         now = time.monotonic_ns()
@@ -236,10 +235,13 @@ class Dispatcher:
             if alarm is not None:
                 alarm.retire()
         self.requests.pop(request.id, None)
+        if request.snapshots is not None and self._snapshots is not None:
+            self._snapshots.free(request.snapshots)
+            request.snapshots = None
         self.rates.learn(request.timeline)
         request.released.set()
         self.emit(events.RequestReleased(request.report()))
-        self.on_state_change()
+        self.pool.on_change()
 
     def end_error(self, request: Request) -> InfervisorError:
         """Return a fresh error for a request whose end isn't natural."""
@@ -254,7 +256,12 @@ class Dispatcher:
         """Hand the reader the next chunk of a request that has one."""
         attempt = self.attempts.get(request.id)
         now = time.monotonic_ns()
-        return request.take(now)[0] if attempt is None else attempt.take(now)
+        if attempt is not None:
+            return attempt.take(now)
+        chunk, weight = request.take(now)
+        # Between two workers: the credit goes to the next one, with its submit.
+        request.window.take(weight)
+        return chunk
 
     # --- what attempts tell ----------------------------------------------------------------------
 
@@ -266,116 +273,120 @@ class Dispatcher:
         """The worker ended it by itself."""
         self.apply(request, r.Finished(reason), time.monotonic_ns())
 
-    def attempt_resumed(self, attempt: Attempt, now: int) -> None:
-        """It got credit: its worker owes a step again."""
-        if self.slot.worker is not None:
-            self.slot.worker.owes_again(attempt, now)
+    def attempt_went_on(self, request: Request, now: int) -> None:
+        """The first tokens since it lost a worker have arrived."""
+        resume = request.went_on(now)
+        if resume is not None:
+            self.emit(events.RequestResumed(request.id, request.worker_pid or 0, resume))
+
+    def attempt_acquitted(self, request: Request) -> None:
+        """It has outlived what killed its worker, and needn't be alone any more."""
+        self.pump()
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
         """Its place is free: complete the report and give the place away."""
-        request = attempt.request
+        request, worker = attempt.request, attempt.worker
         self.attempts.pop(request.id, None)
-        worker = self.slot.worker
-        if worker is not None:
-            if only_the_signal_was_heard(request):
-                worker.retire(DeathCause.DEAF)
-            worker.free(attempt)
-        self._released(request, now)
+        if only_the_signal_was_heard(request):
+            self._replace_deaf(worker, attempt)
+        worker.free(attempt)
+        if request.has_ended:
+            self._released(request, now)
         self.pump()
 
-    # --- what the worker tells -------------------------------------------------------------------
+    def _replace_deaf(self, worker: Worker, done: Attempt) -> None:
+        """Replace a worker that doesn't read what it is told: at once if all others in it go on elsewhere."""
+        others = [other.request for other in worker.attempts.values() if other is not done]
+        if all(other.has_ended or other.on_crash is OnCrash.RESUME for other in others):
+            worker.kill(DeathCause.DEAF)
+        else:
+            worker.retire(DeathCause.DEAF)
 
-    def worker_progressed(self, worker: Worker, message: Progress) -> None:
-        """Loading goes on: whoever waits for it gets the whole startup budget again."""
-        now = time.monotonic_ns()
-        for request in self.queue:
-            request.clocks.restart(Budget.STARTUP, now)
-            request.aim()
-        self.emit(events.LoadProgress(worker.pid, message.phase, message.fraction))
+    # --- what the pool tells ---------------------------------------------------------------------
 
-    def worker_ready(self, worker: Worker) -> None:
-        """Requests can be submitted: waiting is now queueing."""
+    def pool_loads(self) -> None:
+        """A worker's loading goes on: whoever waits for it gets the whole startup budget again."""
         now = time.monotonic_ns()
-        self.slot.apply(WorkerReady())
+        if not self.pool.is_ready:
+            for request in self.queue:
+                request.clocks.restart(Budget.STARTUP, now)
+                request.aim()
+
+    def pool_changed(self) -> None:
+        """Other workers serve than before."""
+        now = time.monotonic_ns()
+        if self.pool.is_ready and self._snapshots is not None:
+            self._snapshots.divide(self.pool.places)
         for request in self.queue:
-            request.clocks.stop(Budget.STARTUP)
-            request.clocks.run(Budget.QUEUE, now)
-            request.aim()
-        startup_s = (now - worker.spawned_ns) / NS_PER_S
-        self.emit(events.WorkerBecameReady(worker.pid, worker.facts, startup_s))
-        self.on_state_change()
+            self._let_wait(request, now)
         self.pump()
 
-    def worker_hung(self, worker: Worker, stalled_s: float) -> None:
-        """It stood still; unless it moves while its stacks are written, it is killed."""
-        self.emit(events.WorkerHung(worker.pid, stalled_s))
-
-    def worker_logged(self, worker: Worker, message: Log) -> None:
-        """It told something."""
-        text = printable_lines(message.text)
-        self.emit(events.WorkerLogged(worker.pid, message.level, text))
-
-    def worker_exited(self, worker: Worker, report: ExitReport) -> None:
-        """It is collected: what was in it ends, what waits goes on waiting for the next one."""
+    def pool_lost(self, worker: Worker, report: ExitReport) -> None:
+        """A worker is collected: what was in it goes on in the next one, or ends."""
         now = time.monotonic_ns()
-        held = list(worker.attempts.values())
-        reason = EndReason.SHUTTING_DOWN if self.is_closing else report.cause.end_reason
-        for attempt in held:
-            request = attempt.request
-            if not request.has_ended:
-                request.error = ErrorInfo(reason.value, report.message, report.output_tail)
-                if reason.end_class is EndClass.FAULT:
-                    request.make_error = report.error
-                self.apply(request, r.Lost(reason), now)
-            attempt.on_process_gone(now)
-        for request in self.queue:
-            request.clocks.hold(Budget.QUEUE, now)
-            request.clocks.restart(Budget.STARTUP, now)
-            request.aim()
-        seconds = (now - (worker.leaving_ns or now)) / NS_PER_S
-        self.emit(
-            events.WorkerExited(
-                pid=report.pid,
-                cause=report.cause,
-                status=str(report.status),
-                message=report.message,
-                output_tail=report.output_tail,
-                requests=tuple(attempt.request.id for attempt in held),
-                seconds=seconds,
-            )
-        )
         if worker.was_cut:
             # Nobody is left to attend another worker, which would be cut as well, nor to ring a deadline.
             self.close()
-        self.slot.worker_exited(report)
-        self.on_state_change()
+        held = list(worker.attempts.values())
+        for attempt in held:
+            request = attempt.request
+            if not request.has_ended:
+                if report.accuses:
+                    request.suspicion = request.suspicion.accused(
+                        len(held) == 1, len(request.delivered), report.in_short
+                    )
+                self._survive(request, worker, report, now)
+            attempt.on_process_gone(now)
 
-    # --- what the slot tells ---------------------------------------------------------------------
+    def _survive(self, request: Request, worker: Worker, report: ExitReport, now: int) -> None:
+        """Let a request that lost its worker wait for the next one, or end."""
+        reason = end_reason_of(
+            report.cause,
+            on_crash=request.on_crash,
+            resumes=len(request.resumes),
+            max_resumes=self._max_resumes,
+            is_poisoned=request.suspicion.is_poisoned,
+            is_closing=self.is_closing,
+        )
+        if reason is not None:
+            said = poisoned_sentence(request.suspicion) if reason is EndReason.POISONED else report.message
+            request.error = ErrorInfo(reason.value, said, report.output_tail)
+            if reason.end_class is EndClass.FAULT and reason is not EndReason.POISONED:
+                request.make_error = report.error
+            self.apply(request, r.Lost(reason), now)
+            return
+        lost_as = report.cause.end_reason
+        request.loss = lost_as, ErrorInfo(lost_as.value, report.message, report.output_tail)
+        self.apply(request, r.Interrupted(), now)
+        request.lose_worker(report.cause, worker.pid, worker.leaving_ns or now)
+        self.queue.put_back(request)
+        self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, len(request.delivered)))
 
-    def slot_spawned(self, worker: Worker) -> None:
-        """A worker process was started."""
-        self.emit(events.WorkerSpawned(worker.pid))
-
-    def slot_backs_off(self, delay_s: float, restarts: int) -> None:
-        """The next start comes after a delay."""
-        self.emit(events.RestartScheduled(delay_s, restarts))
-
-    def slot_opened(self, reason: str) -> None:
+    def pool_gave_up(self) -> None:
         """No worker will be started by itself any more: refuse what waits."""
-        self.emit(events.BreakerOpened(reason, self._cooldown_s))
-        now = time.monotonic_ns()
+        reason = self.pool.refusal_reason()
         for request in list(self.queue):
-            request.error = ErrorInfo(EndReason.UNAVAILABLE.value, f"no worker is available: {reason}")
-            self.apply(request, r.Lost(EndReason.UNAVAILABLE), now)
-        self.on_state_change()
+            if request.loss is None:
+                request.error = ErrorInfo(EndReason.UNAVAILABLE.value, f"no worker is available: {reason}")
+                request.make_error = self.pool.refusal
+                self.apply(request, r.Lost(EndReason.UNAVAILABLE), time.monotonic_ns())
+            else:
+                self._lose(request, f"no worker can be had to go on: {reason}")
+
+    def _lose(self, request: Request, why: str) -> None:
+        """End a request that waits to go on: with the reason for which it lost its worker."""
+        assert request.loss is not None
+        reason, error = request.loss
+        request.error = ErrorInfo(error.code, f"{error.message}; {why}", error.detail)
+        self.apply(request, r.Lost(reason), time.monotonic_ns())
 
     # --- the parent's own troubles ---------------------------------------------------------------
 
     def _parent_stalled(self, stalled_ns: int) -> None:
         """Read everything first; then no clock but the total counts time in which the parent couldn't act."""
         now = time.monotonic_ns()
-        if self.slot.worker is not None:
-            self.slot.worker.forgive_stall(now)
+        for worker in list(self.pool.workers):
+            worker.forgive_stall(now)
         for request in list(self.requests.values()):
             for budget in Budget:
                 if budget is not Budget.TOTAL:
@@ -384,10 +395,10 @@ class Dispatcher:
             self.escalator.postpone(request, stalled_ns, now)
 
     def close(self) -> None:
-        """Take no more requests, end all that there are, and stop the worker with its graces. Idempotent."""
+        """Take no more requests, end all that there are, and stop the workers with their graces. Idempotent."""
         if self.is_closing:
             return
         self.is_closing = True
         for request in list(self.requests.values()):
             self.abandon(request, EndReason.SHUTTING_DOWN)
-        self.slot.stop()
+        self.pool.stop()

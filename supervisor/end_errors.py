@@ -1,9 +1,10 @@
-"""Which error a caller gets for which end reason: one table."""
+"""Which error a caller gets for which end reason: one table, and its sentences. It raises none itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from infervisor.protocol.blame import Suspicion
 from infervisor.protocol.endings import EndReason
 from infervisor.protocol.errors import (
     DeadlineExceeded,
@@ -52,6 +53,7 @@ _SENTENCES: Mapping[EndReason, str] = {
     EndReason.STALL_TIMEOUT: "no further token came within deadlines.stall_s",
     EndReason.TOTAL_TIMEOUT: "the answer wasn't complete within deadlines.total_s",
     EndReason.CONSUMER_TIMEOUT: "nobody read the answer for deadlines.consumer_s",
+    EndReason.POISONED: "the request's workers died with nobody else in them; it is not tried again",
     EndReason.SHUTTING_DOWN: "the supervisor is closing",
 }
 
@@ -59,6 +61,17 @@ _SENTENCES: Mapping[EndReason, str] = {
 def sentence_of(reason: EndReason) -> str:
     """Return what a person reads if nothing more exact is known."""
     return _SENTENCES.get(reason, reason.replace("_", " "))
+
+
+def poisoned_sentence(suspicion: Suspicion) -> str:
+    """Return how often and how the workers of a poisoned request died, and that it isn't tried again."""
+    deaths, alone = len(suspicion.deaths), suspicion.died_alone
+    when = ("both times" if deaths == 2 else "every time") if alone == deaths else f"in {alone} of them"
+    hows = ", ".join(death.how or "unknown" for death in suspicion.deaths)
+    return (
+        f"the request was in {deaths} workers when they died, alone {when}: {hows}; it is not tried again: "
+        "change it, or report the crash with the last lines that the workers wrote"
+    )
 
 
 def error_of(reason: EndReason, info: ErrorInfo | None) -> InfervisorError:

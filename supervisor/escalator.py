@@ -18,25 +18,22 @@ from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.request import Request
 from infervisor.supervisor.settings import Escalation, to_ns
 from infervisor.supervisor.timers import Timers
-from infervisor.supervisor.worker import Worker
 
 
 class Escalator:
-    """The ladders of all requests. attempts: by request id; worker: the one they are in, or None."""
+    """The ladders of all requests. attempts: by request id."""
 
     def __init__(
         self,
         settings: Escalation,
         timers: Timers,
         attempts: Mapping[int, Attempt],
-        worker: Callable[[], Worker | None],
         emit: Callable[[events.Event], None],
     ) -> None:
         self._rungs = settings.rungs()
         self._alert_after_ns = to_ns(settings.alert_after_s)
         self._timers = timers
         self._attempts = attempts
-        self._worker = worker
         self._emit = emit
 
     def begin(self, request: Request, now: int) -> None:
@@ -49,9 +46,9 @@ class Escalator:
         """Take the last rung at once."""
         ladder = request.ladder or Ladder(self._rungs, now)
         request.ladder, stage = ladder.top(now)
-        attempt, worker = self._attempts.get(request.id), self._worker()
-        if stage is not None and attempt is not None and worker is not None:
-            self._take(request, attempt, worker, stage, now)
+        attempt = self._attempts.get(request.id)
+        if stage is not None and attempt is not None:
+            self._take(request, attempt, stage, now)
 
     def postpone(self, request: Request, ns: int, now: int) -> None:
         """Forgive the worker `ns` of the running grace: time in which nobody could have seen it obey."""
@@ -60,10 +57,10 @@ class Escalator:
             request.ladder = replace(ladder, since_ns=min(ladder.since_ns + ns, now))
             self._climb(request)
 
-    def bound_ns(self) -> int:
-        """Return how long a whole ladder takes at most, given the longest step seen."""
-        worker = self._worker()
-        longest_ns = 0 if worker is None else worker.longest_step_ns
+    def bound_ns(self, request: Request) -> int:
+        """Return how long a whole ladder takes at most, given the longest step that its worker has shown."""
+        attempt = self._attempts.get(request.id)
+        longest_ns = 0 if attempt is None else attempt.worker.longest_step_ns
         return sum(rung.grace_ns(longest_ns) for rung in self._rungs)
 
     def watch_release(self, request: Request, now: int) -> None:
@@ -72,18 +69,20 @@ class Escalator:
         request.late_alarm.aim(now + self._alert_after_ns)
 
     def _climb(self, request: Request) -> None:
-        attempt, worker = self._attempts.get(request.id), self._worker()
-        while attempt is not None and worker is not None and request.ladder is not None:
+        attempt = self._attempts.get(request.id)
+        while attempt is not None and request.ladder is not None:
             now = time.monotonic_ns()
-            request.ladder, stage = request.ladder.climb(now, worker.longest_step_ns)
+            longest_ns = attempt.worker.longest_step_ns
+            request.ladder, stage = request.ladder.climb(now, longest_ns)
             if stage is None:
                 assert request.ladder_alarm is not None
-                request.ladder_alarm.aim(request.ladder.due_ns(worker.longest_step_ns))
+                request.ladder_alarm.aim(request.ladder.due_ns(longest_ns))
                 return
-            self._take(request, attempt, worker, stage, now)
-            attempt, worker = self._attempts.get(request.id), self._worker()
+            self._take(request, attempt, stage, now)
+            attempt = self._attempts.get(request.id)
 
-    def _take(self, request: Request, attempt: Attempt, worker: Worker, stage: Stage, now: int) -> None:
+    def _take(self, request: Request, attempt: Attempt, stage: Stage, now: int) -> None:
+        worker = attempt.worker
         request.stage = stage
         if stage is Stage.IN_BAND:
             worker.cancel_in_band(attempt, now)

@@ -8,7 +8,9 @@ from typing import Any
 
 from infervisor.protocol.ladder import Stage
 from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor.release import WorkerRelease
 from infervisor.supervisor.report import Report
+from infervisor.supervisor.resume import Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,42 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReleased:
+    """What an exited worker had taken of the machine has come back: its memory, its processes, its pipes.
+
+    If `release.is_complete` is false, something stays that it had started.
+    """
+
+    pid: int
+    release: WorkerRelease
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReleaseLate:
+    """A worker has been going, or gone, for waited_s seconds, and these processes of it are still there."""
+
+    pid: int
+    waited_s: float
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimitReached:
+    """A worker takes more memory than a limit allows, and is replaced or killed; or the limit can't be kept."""
+
+    pid: int
+    used_bytes: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPromoted:
+    """A worker that stood by serves from now on."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestartScheduled:
     """A new worker will be started after delay_s seconds. restarts: within the period, this one included."""
 
@@ -74,10 +112,15 @@ class RestartScheduled:
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
-    """No worker is started until a request comes after cooldown_s seconds; until then all are refused."""
+    """A place for a worker has given up.
+
+    It tries again when a request comes after cooldown_s seconds; with None, for a cause that can't heal by
+    itself, when the model's file changes or `restart_worker()` is called. While no other place has a worker,
+    requests are refused.
+    """
 
     reason: str
-    cooldown_s: float
+    cooldown_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +137,28 @@ class RequestStarted:
 
     request_id: int
     prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInterrupted:
+    """A running request lost its worker; it waits for the next one to go on in.
+
+    delivered_tokens: of its answer, which are not computed again for its reader.
+    """
+
+    request_id: int
+    pid: int
+    cause: DeathCause
+    delivered_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResumed:
+    """A request that had lost its worker has its next token, or its end, from the worker `pid`."""
+
+    request_id: int
+    pid: int
+    resume: Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +208,16 @@ Event = (
     | WorkerBecameReady
     | WorkerHung
     | WorkerExited
+    | WorkerReleased
+    | WorkerReleaseLate
+    | WorkerPromoted
+    | MemoryLimitReached
     | RestartScheduled
     | BreakerOpened
     | RequestQueued
     | RequestStarted
+    | RequestInterrupted
+    | RequestResumed
     | CancelEscalated
     | ReleaseLate
     | RequestReleased

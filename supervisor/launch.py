@@ -11,12 +11,16 @@ from typing import Any
 from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import ConfigurationError, InvalidRequest, LocalProtocolError
 from infervisor.protocol.messages import Load
-from infervisor.supervisor.settings import Liveness, StopGraces
+from infervisor.supervisor.release import DEFAULT_LIMIT_NS
+from infervisor.supervisor.settings import Liveness, MemoryLimits, StopGraces
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What every worker of a supervisor is started with."""
+    """What every worker of a supervisor is started with, and held to.
+
+    snapshots: descriptor of the shared memory, or None. alert_after_ns: how long it may take to give all back.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -24,6 +28,9 @@ class WorkerSettings:
     startup_s: float | None
     graces: StopGraces
     liveness: Liveness
+    snapshots: int | None = None
+    memory: MemoryLimits | None = None
+    alert_after_ns: int = DEFAULT_LIMIT_NS
 
 
 def model_path(model: str | os.PathLike[str] | None, engine: str) -> str | None:
@@ -60,13 +67,15 @@ def interpreter(python: str | os.PathLike[str] | None) -> str:
     return sys.executable
 
 
-def load_message(engine: object, model: str | None, options: Mapping[str, Any]) -> Load:
+def load_message(
+    engine: object, model: str | None, options: Mapping[str, Any], snapshot_share: float | None = None
+) -> Load:
     """Return the message that tells a worker what to load. Raises `ConfigurationError` if it can't be sent."""
     if not isinstance(engine, str) or not engine:
         raise ConfigurationError(f"engine must be a name such as 'llama', not {engine!r:.80}")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise ConfigurationError(f"options must map names to values, not {options!r:.80}")
-    load = Load(engine, model, dict(options))
+    load = Load(engine, model, dict(options), snapshot_share)
     try:
         encode(load)
     except (LocalProtocolError, InvalidRequest) as error:

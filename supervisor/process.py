@@ -1,4 +1,4 @@
-"""The only file that touches pids: spawn, wait, signal, collect.
+"""The only file that touches pids: spawn, wait, signal, look, collect.
 
 A process is watched through a pidfd, or by looking at it now and then where there is none. Its exit is seen
 first and collected later, on purpose: until it is collected the pid can't belong to a stranger, so signals
@@ -14,6 +14,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,12 @@ import anyio
 import psutil
 
 from infervisor.protocol.errors import WorkerSpawnError
+from infervisor.supervisor.descendants import descendants_of, is_alive, members_of
+from infervisor.supervisor.memory import Footprint, parse_rollup
 
 FRAMES_PIPE_BYTES = 1 << 20
 POLL_S = 0.02
+MAX_CHILDREN = 1000
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -52,12 +56,24 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What psutil saw of a worker. Bytes; cpu_s is user and system time since its start."""
+    """What was seen of a worker. Bytes; cpu_s is user and system time since its start.
+
+    pss_bytes, uss_bytes: see `Footprint`; None unless an exact look was asked for and possible. cost_ns: how long
+    looking took.
+    """
 
     t_ns: int
     rss_bytes: int
     cpu_s: float
     threads: int
+    pss_bytes: int | None = None
+    uss_bytes: int | None = None
+    cost_ns: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """PSS where it is known, RSS otherwise."""
+        return self.rss_bytes if self.pss_bytes is None else self.pss_bytes
 
 
 def _pipe() -> tuple[int, int]:
@@ -73,8 +89,13 @@ def _pipe() -> tuple[int, int]:
 class WorkerProcess:
     """One child and the parent's ends of its pipes: `control`, `frames`, `urgent` and `output`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Spawn `command` with the pipe numbers appended. Raises `WorkerSpawnError`; nothing is left then."""
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], snapshots: int | None = None
+    ) -> None:
+        """Spawn `command` with the pipe numbers appended. Raises `WorkerSpawnError`; nothing is left then.
+
+        snapshots: descriptor of the shared memory for KV snapshots, which stays the caller's.
+        """
         opened: list[int] = []
         try:
             control_read, self.control = self._keep(opened, _pipe())
@@ -90,9 +111,11 @@ class WorkerProcess:
                     *command,
                     "--control", str(control_read), "--frames", str(frames_write),
                     "--urgent", str(urgent_read), "--parent", str(os.getpid()),
+                    *(() if snapshots is None else ("--snapshots", str(snapshots))),
                 ],
                 stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write,
-                pass_fds=theirs, env=dict(environment), process_group=0,
+                pass_fds=theirs if snapshots is None else (*theirs, snapshots), env=dict(environment),
+                process_group=0,
             )  # fmt: skip
         except (OSError, ValueError) as error:
             for fd in opened:
@@ -110,6 +133,11 @@ class WorkerProcess:
         self.pid = self._popen.pid
         self._parent = os.getpid()
         self.status: ExitStatus | None = None
+        self._session = os.getsid(0)
+        self._seen: psutil.Process | None = None
+        self._children: dict[int, psutil.Process] = {}
+        self.last_full: Sample | None = None
+        """The last exact look at it while it lived."""
         self._pidfd = _open_pidfd(self.pid)
         self._open_fds = [self.control, self.frames, self.urgent, self.output]
         if self._pidfd is not None:
@@ -198,22 +226,78 @@ class WorkerProcess:
         self._open_fds.clear()
         return self.status
 
-    def sample(self, now_ns: int) -> Sample | None:
-        """Return memory and CPU time, or None if it is gone or can't be seen."""
+    @property
+    def open_descriptors(self) -> int:
+        """How many of the parent's descriptors for it are open."""
+        return len(self._open_fds)
+
+    # --- looking at it ---------------------------------------------------------------------------
+
+    def sample(self, now_ns: int, *, full: bool = False) -> Sample | None:
+        """Return memory and CPU time, or None if it is gone or can't be seen.
+
+        full: also what is its own and what it shares, which takes some 50 ms for each GB that it has mapped;
+        may be called in another thread for that. Such a look also remembers its children.
+        """
+        began_ns = time.perf_counter_ns()
         if self.status is not None:
             return None
         try:
-            process = psutil.Process(self.pid)
-            with process.oneshot():
-                times = process.cpu_times()
-                return Sample(
-                    t_ns=now_ns,
-                    rss_bytes=process.memory_info().rss,
-                    cpu_s=times.user + times.system,
-                    threads=process.num_threads(),
-                )
+            if self._seen is None:
+                self._seen = psutil.Process(self.pid)
+            with self._seen.oneshot():
+                times = self._seen.cpu_times()
+                rss_bytes = self._seen.memory_info().rss
+                threads = self._seen.num_threads()
+            footprint = self._footprint(self._seen) if full else Footprint(None, None)
+            children = descendants_of(self._seen) if full else []
         except (psutil.Error, OSError):
             return None
+        if self.status is not None:
+            # Race "collected while another thread looked": the figures may be a stranger's.
+            return None
+        cost_ns = time.perf_counter_ns() - began_ns
+        cpu_s = times.user + times.system
+        seen = Sample(now_ns, rss_bytes, cpu_s, threads, footprint.pss, footprint.uss, cost_ns)
+        if full and rss_bytes:
+            # Race "it is dying": what is dead has no pages, and what it had before is what came back.
+            self.last_full = seen
+            self._remember(children)
+        return seen
+
+    def _footprint(self, seen: psutil.Process) -> Footprint:
+        try:
+            with open(f"/proc/{self.pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
+                return parse_rollup(file.read())
+        except (OSError, ValueError, IndexError):
+            pass
+        try:
+            figures = seen.memory_full_info()
+        except (psutil.Error, OSError, AttributeError):
+            return Footprint(None, None)
+        return Footprint(getattr(figures, "pss", None), getattr(figures, "uss", None))
+
+    def _remember(self, children: Sequence[psutil.Process]) -> None:
+        found = {child.pid: child for child in children}
+        # A child whose parent is gone is found no more, but it is still one that the worker started.
+        kept = {pid: child for pid, child in self._children.items() if child.is_running()}
+        self._children = dict(list((found | kept).items())[:MAX_CHILDREN])
+
+    def group_members(self) -> tuple[int, ...]:
+        """Return the processes other than itself that live in its process group. Sends no signal.
+
+        Zombies don't count: they hold no memory.
+        """
+        if os.getpid() != self._parent:
+            return ()
+        return members_of(self.pid, self._session, is_collected=self.status is not None)
+
+    def left_over(self) -> tuple[int, ...]:
+        """Return what lives of what it started: its group, and children seen at an exact look that left it."""
+        if os.getpid() != self._parent:
+            return ()
+        strays = [pid for pid, child in self._children.items() if child.is_running() and is_alive(pid)]
+        return tuple(sorted({*self.group_members(), *strays}))
 
 
 def _open_pidfd(pid: int) -> int | None:

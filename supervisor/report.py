@@ -9,13 +9,16 @@ from typing import Any
 from infervisor.protocol.endings import EndReason
 from infervisor.protocol.ladder import Stage
 from infervisor.protocol.timeline import Timeline
+from infervisor.supervisor.resume import Resume
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Counts in tokens. computed is the engine's own count; cached tokens were not computed again.
 
-    If the worker died before it could tell them, completion and computed are the tokens that arrived.
+    If the worker died before it could tell them, completion and computed are the tokens that arrived. After a
+    resume, computed counts the tokens of all workers; what was read or decoded again to get back there isn't
+    counted.
     """
 
     prompt_tokens: int = 0
@@ -41,6 +44,7 @@ class Report:
     timeline: time points in ns of the monotonic clock, with the figures that follow from them in seconds.
     stage: the rung of the cancel ladder that was reached, or None if nothing was cancelled.
     seed: the one used, drawn at random if none was given. warnings: what may have spoiled the answer.
+    worker_pid: the last worker that had it. resumes: the workers that it outlived, and how long each pause was.
     """
 
     request_id: int
@@ -53,6 +57,7 @@ class Report:
     worker_pid: int | None
     error: ErrorInfo | None = None
     warnings: tuple[str, ...] = ()
+    resumes: tuple[Resume, ...] = ()
 
     @property
     def is_released(self) -> bool:
@@ -82,6 +87,7 @@ class Report:
             "seed": self.seed,
             "window": self.window,
             "worker_pid": self.worker_pid,
+            "resumes": [resume.to_dict() for resume in self.resumes],
             "warnings": list(self.warnings),
         }
 
@@ -98,6 +104,9 @@ class Report:
             parts.append(f"{timeline.tokens_per_s:.1f} tokens/s")
         # Without the worker's last word, what arrived is what is known.
         parts.append(f"{max(self.usage.completion_tokens, timeline.tokens)} tokens")
+        if self.resumes:
+            pauses = ", ".join(_seconds(resume.pause_s) for resume in self.resumes)
+            parts.append(f"resumed {len(self.resumes)} × (paused {pauses})")
         parts.append(str(self.end_reason or "running"))
         return " · ".join(parts)
 

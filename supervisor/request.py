@@ -6,24 +6,32 @@ forgotten stream can be collected.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from infervisor.protocol.blame import Suspicion
 from infervisor.protocol.credit import Window
 from infervisor.protocol.deadlines import Budget, Clocks
+from infervisor.protocol.endings import EndReason
 from infervisor.protocol.errors import InfervisorError
 from infervisor.protocol.ladder import Ladder, Stage
+from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.machines.request import RequestPhase, RequestState
 from infervisor.protocol.timeline import Timeline
 from infervisor.supervisor.notice import Notice
 from infervisor.supervisor.report import ErrorInfo, Report, Usage
 from infervisor.supervisor.request_input import RequestInput
+from infervisor.supervisor.resume import OnCrash, Resume
 from infervisor.supervisor.settings import Deadlines
 from infervisor.supervisor.timers import Alarm
+
+if TYPE_CHECKING:
+    from infervisor.supervisor.snapshot_memory import Area
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,12 @@ class Chunk:
 class Request:
     """State of one request. `news` wakes the reader, `released` whoever waits for the release."""
 
-    def __init__(self, request_id: int, given: RequestInput, deadlines: Deadlines, now: int) -> None:
+    def __init__(
+        self, request_id: int, given: RequestInput, deadlines: Deadlines, on_crash: OnCrash, now: int
+    ) -> None:
         self.id = request_id
         self.input = given
+        self.on_crash = on_crash
         self.state = RequestState()
         self.timeline = Timeline(queued_ns=now)
         self.clocks = Clocks.of(deadlines.budgets_ns())
@@ -61,6 +72,16 @@ class Request:
         self.make_error: Callable[[], InfervisorError] | None = None
         self.warnings: list[str] = []
         self.worker_pid: int | None = None
+        self.fingerprint: str | None = None
+        """Of the model that its first worker had: only an equal one can go on with its answer."""
+        self.delivered = array("Q")
+        """The ids of all tokens that have arrived: what the next worker goes on from."""
+        self.resumes: list[Resume] = []
+        self.loss: tuple[EndReason, ErrorInfo] | None = None
+        """What it ends with if no worker can be had to go on: why it lost the last one."""
+        self.suspicion = Suspicion()
+        self.snapshots: Area | None = None
+        """Where its KV snapshots lie, from its first submit to its release."""
         self.news = Notice()
         self.released = anyio.Event()
         self.deadline_alarm: Alarm | None = None
@@ -104,9 +125,10 @@ class Request:
     def put(self, tokens: Sequence[Sequence[Any]], now: int) -> int:
         """Buffer tokens `[id, text, logprobs]`; return how many of them had no text and count as taken."""
         chunks: list[Chunk] = []
-        ids, first = self._ids, self._first_index
+        ids, first, delivered = self._ids, self._first_index, self.delivered
         for token, text, _logprobs in tokens:
             ids.append(token)
+            delivered.append(token)
             if text:
                 chunks.append(Chunk(text, first, tuple(ids), now))
                 first += len(ids)
@@ -147,6 +169,29 @@ class Request:
         """Forget what nobody will read."""
         self._buffer.clear()
 
+    # --- when a worker is lost -------------------------------------------------------------------
+
+    def lose_worker(self, cause: DeathCause, pid: int, lost_ns: int) -> None:
+        """Note that it goes on in another worker than this one."""
+        self.resumes.append(
+            Resume(cause, pid, delivered_tokens=len(self.delivered), restored_tokens=0, lost_ns=lost_ns)
+        )
+
+    def restored(self, tokens: int) -> None:
+        """Note how many tokens the next worker took from a snapshot."""
+        self.resumes[-1] = replace(self.resumes[-1], restored_tokens=tokens)
+
+    def went_on(self, now: int) -> Resume | None:
+        """Note that its next token, or its end, has come; return the resume that is over now, or None."""
+        if not self.resumes or self.resumes[-1].resumed_ns is not None:
+            return None
+        # Race "the next worker goes, too, before it gave a token": its loss is within the pause of the one before.
+        self.resumes = [
+            resume if resume.resumed_ns is not None else replace(resume, resumed_ns=now)
+            for resume in self.resumes
+        ]
+        return self.resumes[-1]
+
     def report(self) -> Report:
         """Return the report as of now."""
         return Report(
@@ -160,4 +205,5 @@ class Request:
             worker_pid=self.worker_pid,
             error=self.error,
             warnings=tuple(self.warnings),
+            resumes=tuple(self.resumes),
         ).snapshot()

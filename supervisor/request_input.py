@@ -29,6 +29,7 @@ MAX_VALUES = 100_000
 
 REQUEST_OPTIONS = (
     "prompt", "messages", "max_tokens", "stop", "seed", "ignore_eos", "special", "window", "deadlines",
+    "on_crash",
 )  # fmt: skip
 SAMPLING_OPTIONS = tuple(field.name for field in fields(Sampling))
 
@@ -48,8 +49,14 @@ class RequestInput:
     window: int
     template_clock_s: float
 
-    def to_submit(self, attempt_id: int, credit: int, delivered: Sequence[int] = ()) -> Submit:
-        """Return the message that starts an attempt."""
+    def to_submit(
+        self,
+        attempt_id: int,
+        credit: int,
+        delivered: Sequence[int] = (),
+        snapshot: tuple[int, int] | None = None,
+    ) -> Submit:
+        """Return the message that starts an attempt. delivered: token ids; snapshot: offset and bytes."""
         return Submit(
             id=attempt_id,
             prompt=self.prompt,
@@ -61,6 +68,7 @@ class RequestInput:
             limits=self.limits.to_wire(),
             credit=credit,
             delivered=tuple(delivered),
+            snapshot=snapshot,
         )
 
 

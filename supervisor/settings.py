@@ -16,6 +16,7 @@ from infervisor.protocol.timeline import NS_PER_S
 
 K = TypeVar("K")
 MAX_SECONDS = 10 * 365 * 86400.0
+LEAST_LIMIT_BYTES = 1 << 24
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
@@ -190,3 +191,92 @@ class Liveness:
         if longest_step_ns is None:
             return to_ns(max(self.hang_after_s, self.unmeasured_s))
         return max(to_ns(self.hang_after_s), int(longest_step_ns * self.step_factor))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How many workers there are, and when they are replaced.
+
+    workers: that serve at once, each with a model of its own. standby: more that are loaded and idle, one of
+    which takes over at once when a worker goes. max_requests: a worker is replaced after so many; None is never.
+    """
+
+    workers: int = 1
+    standby: int = 0
+    max_requests: int | None = None
+    restart: RestartPolicy = RestartPolicy()
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers, 1, 64)
+        check_count("standby", self.standby, 0, 64)
+        if self.max_requests is not None:
+            check_count("max_requests", self.max_requests, 1, 1 << 40)
+        check_kind("restart", self.restart, RestartPolicy)
+
+    @property
+    def places(self) -> int:
+        """Workers, serving or not."""
+        return self.workers + self.standby
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """What snapshots of running requests may cost, so that a next worker needn't read everything again.
+
+    max_bytes: of shared memory for all of them together; only what is written takes memory. share: of the computing
+    time, from 0 to 0.5. Where the platform has no anonymous shared files, there are none.
+    """
+
+    max_bytes: int = 1 << 30
+    share: float = 0.015
+
+    def __post_init__(self) -> None:
+        check_count("snapshots.max_bytes", self.max_bytes, 1 << 20, 1 << 50)
+        if (
+            isinstance(self.share, bool)
+            or not isinstance(self.share, (int, float))
+            or not 0 < self.share <= 0.5
+        ):
+            raise ConfigurationError(
+                f"snapshots.share must be more than 0 and at most 0.5, not {self.share!r:.60}; "
+                "snapshots=None takes none"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """How much memory a worker may take: its private pages and its share of common ones (PSS), in bytes.
+
+    soft_bytes: above it the worker is replaced, without a lost stream. hard_bytes: above it the worker is killed,
+    and its requests go on in the next one. cgroup: let the kernel keep the hard limit, too, in a control group
+    for each worker, where this process may make one.
+    """
+
+    soft_bytes: int | None = None
+    hard_bytes: int | None = None
+    cgroup: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("soft_bytes", "hard_bytes"):
+            value = getattr(self, name)
+            if value is not None and check_count(f"memory.{name}", value, 1, 1 << 60) < LEAST_LIMIT_BYTES:
+                raise ConfigurationError(
+                    f"memory.{name}={value} is less than any worker takes: make it larger, at least "
+                    f"{LEAST_LIMIT_BYTES} (16 MiB)"
+                )
+        if not isinstance(self.cgroup, bool):
+            raise ConfigurationError(f"memory.cgroup must be true or false, not {self.cgroup!r:.60}")
+        if self.soft_bytes is not None and self.hard_bytes is not None and self.soft_bytes >= self.hard_bytes:
+            raise ConfigurationError(
+                f"memory.hard_bytes={self.hard_bytes} must be more than memory.soft_bytes={self.soft_bytes}: "
+                "make it larger, so that a worker is replaced before it is killed"
+            )
+        if self.cgroup and self.hard_bytes is None:
+            raise ConfigurationError(
+                "memory.cgroup needs memory.hard_bytes, the limit that the kernel is to keep"
+            )
+
+    @property
+    def lowest_bytes(self) -> int | None:
+        """The lower limit, or None if there is none."""
+        return self.hard_bytes if self.soft_bytes is None else self.soft_bytes

@@ -173,7 +173,7 @@ class Stream:
             await request.news.wait()
         if not request.released.is_set():
             now = time.monotonic_ns()
-            bound_s = self._dispatcher.escalator.bound_ns() / NS_PER_S + RELEASE_MARGIN_S
+            bound_s = self._dispatcher.escalator.bound_ns(request) / NS_PER_S + RELEASE_MARGIN_S
             ended_ns = request.timeline.ended_ns or now
             # A time-out may be the end of a standstill of this process, in which nothing could be read: one more.
             for wait_s in (max(0.1, bound_s - (now - ended_ns) / NS_PER_S), RELEASE_MARGIN_S):

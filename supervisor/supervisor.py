@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -26,31 +26,36 @@ from infervisor.protocol.errors import (
 )
 from infervisor.protocol.machines.slot import SlotPhase
 from infervisor.protocol.quoting import quoted
-from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
 from infervisor.supervisor.environment import worker_environment
 from infervisor.supervisor.launch import WorkerSettings, interpreter, load_message, model_path
+from infervisor.supervisor.lookout import Lookout, warning_of
 from infervisor.supervisor.mailbox import Mailbox
-from infervisor.supervisor.model_identity import FileIdentity, change_between, identity_of
 from infervisor.supervisor.notice import Notice
-from infervisor.supervisor.process import Sample
+from infervisor.supervisor.pool import Pool
 from infervisor.supervisor.request_input import ChatMessage, check_request
+from infervisor.supervisor.resume import check_on_crash
 from infervisor.supervisor.settings import (
     Deadlines,
     Escalation,
     Liveness,
+    MemoryLimits,
+    PoolSettings,
     RestartPolicy,
+    Snapshots,
     StopGraces,
     check_count,
     check_kind,
     check_seconds,
+    to_ns,
 )
-from infervisor.supervisor.status import Status
+from infervisor.supervisor.snapshot_memory import SnapshotMemory
+from infervisor.supervisor.status import Status, status_of
 from infervisor.supervisor.stream import Answer, Stream
 from infervisor.supervisor.worker import Worker
 
-SAMPLE_PERIOD_NS = NS_PER_S
+DEFAULT_SNAPSHOTS = Snapshots()
 
 
 class Supervisor:
@@ -64,6 +69,12 @@ class Supervisor:
     top of a short list that it inherits; None removes one. on_event: called with every `Event`, in the loop's
     thread; it must not block. wait_until_ready: entering returns when the model is loaded and raises if it can't
     be; otherwise it returns at once and requests wait.
+
+    on_crash: what becomes of a running request when its worker goes: "resume", it goes on in the next one where
+    it was, at most max_resumes times; "fail", it ends. snapshots: what copies of its state may cost that make
+    that fast; None takes none. workers: that serve at once, each with a model of its own; standby: more that are
+    loaded and take over at once. max_requests: a worker is replaced after so many.
+    memory: what a worker may take before it is replaced, or killed.
     """
 
     def __init__(
@@ -85,10 +96,20 @@ class Supervisor:
         env: Mapping[str, str | None] | None = None,
         on_event: Callable[[events.Event], None] | None = None,
         wait_until_ready: bool = True,
+        on_crash: str = "resume",
+        max_resumes: int = 5,
+        snapshots: Snapshots | None = DEFAULT_SNAPSHOTS,
+        workers: int = 1,
+        standby: int = 0,
+        max_requests: int | None = None,
+        memory: MemoryLimits | None = None,
     ) -> None:
         self._deadlines = check_kind("deadlines", deadlines or Deadlines(), Deadlines)
         self._escalation = check_kind("escalation", escalation or Escalation(), Escalation)
-        self._restart = check_kind("restart", restart or RestartPolicy(), RestartPolicy)
+        self._pool = PoolSettings(workers, standby, max_requests, restart or RestartPolicy())
+        self._on_crash = check_on_crash(on_crash)
+        self._max_resumes = check_count("max_resumes", max_resumes, 0, 1_000_000)
+        self._snapshots = None if snapshots is None else check_kind("snapshots", snapshots, Snapshots)
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, not {quoted(on_event)}")
         self._window = check_count("window", window, 1, 1 << 20)
@@ -103,10 +124,13 @@ class Supervisor:
         self._worker_settings = WorkerSettings(
             command=(interpreter(python), "-P", "-m", "infervisor.worker"),
             environment=worker_environment(os.environ, env or {}),
-            load=load_message(engine, self._path, options or {}),
+            load=load_message(
+                engine, self._path, options or {}, None if self._snapshots is None else self._snapshots.share
+            ),
             startup_s=self._deadlines.startup_s,
             graces=check_kind("graces", graces or StopGraces(), StopGraces),
             liveness=check_kind("liveness", liveness or Liveness(), Liveness),
+            memory=None if memory is None else check_kind("memory", memory, MemoryLimits),
         )
         self._pid = os.getpid()
         self._thread: int | None = None
@@ -115,13 +139,10 @@ class Supervisor:
         self._outer: anyio.abc.TaskGroup | None = None
         self._changed = Notice()
         self._closed = False
-        self._loaded: FileIdentity | None = None
-        self._model_change: str | None = None
-        self._sample: Sample | None = None
-        self._peak_rss_bytes = 0
+        self._snapshot_memory: SnapshotMemory | None = None
 
     def __repr__(self) -> str:
-        state = "not entered" if self._dispatcher is None else self._dispatcher.slot.state.phase.value
+        state = "not entered" if self._dispatcher is None else self._dispatcher.pool.phase.value
         return f"<Supervisor of {self._path or 'no model'}: {state}>"
 
     # --- life ------------------------------------------------------------------------------------
@@ -169,21 +190,27 @@ class Supervisor:
             tasks.start_soon(run)
 
         assert self._mailbox is not None
+        if self._snapshots is not None:
+            self._snapshot_memory = memory = SnapshotMemory.create(self._snapshots.max_bytes)
+            if memory is not None:
+                self._worker_settings = replace(self._worker_settings, snapshots=memory.fd)
         self._dispatcher = dispatcher = Dispatcher(
             make_worker=self._make_worker,
             start_task=start_task,
-            restart=self._restart,
+            pool=self._pool,
             escalation=self._escalation,
             max_queue=self._max_queue,
             max_wait_s=self._max_wait_s,
-            on_event=self._on_event,
+            max_resumes=self._max_resumes,
+            snapshots=self._snapshot_memory,
+            on_event=self._user_event,
         )
-        dispatcher.on_state_change = self._changed.ring
+        dispatcher.pool.on_change = self._changed.ring
+        self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory)
         tasks.start_soon(self._mailbox.run)
         tasks.start_soon(dispatcher.timers.run)
-        self._sample_alarm = dispatcher.timers.alarm(self._look)
-        self._sample_alarm.aim(time.monotonic_ns() + SAMPLE_PERIOD_NS)
-        dispatcher.slot.start()
+        tasks.start_soon(self._lookout.run)
+        dispatcher.pool.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -207,7 +234,7 @@ class Supervisor:
             self._changed.ring()
         # Race "two tasks stop it": the second one, too, returns when the worker is collected.
         with anyio.CancelScope(shield=True):
-            while dispatcher.slot.worker is not None:
+            while dispatcher.pool.first is not None:
                 await self._changed.wait()
 
     async def _close(self) -> None:
@@ -230,33 +257,53 @@ class Supervisor:
                     await self._outer.__aexit__(None, None, None)
                 finally:
                     self._mailbox.close()
+                    if self._snapshot_memory is not None:
+                        self._snapshot_memory.close()
 
     async def wait_ready(self) -> Mapping[str, Any]:
         """Wait until a worker is ready and return its facts.
 
         Raises what opened the breaker (`ModelLoadError`, `WorkerDied`, `WorkerSpawnError`, …). Safe to cancel.
         """
-        dispatcher = self._check_usable()
+        pool = self._check_usable().pool
         while True:
-            worker = dispatcher.slot.worker
-            if worker is not None and worker.is_ready:
-                return worker.facts
-            if dispatcher.slot.is_open:
-                make_error = dispatcher.slot.last_error
-                raise dispatcher.slot.refusal() if make_error is None else make_error()
-            if self._closed or dispatcher.slot.state.phase is SlotPhase.STOPPED:
+            if pool.is_ready:
+                return pool.serving[0].facts
+            if pool.is_open:
+                raise pool.last_error()
+            if self._closed or pool.phase is SlotPhase.STOPPED:
                 raise ShuttingDown("the supervisor is closed")
             await self._changed.wait()
 
-    def _make_worker(self, dispatcher: Dispatcher) -> Worker:
-        self._look_at_model()
-        self._loaded = identity_of(self._path)
-        self._model_change = None
-        return Worker(self._worker_settings, dispatcher, dispatcher.timers)
+    def _make_worker(self, pool: Pool) -> Worker:
+        assert self._dispatcher is not None
+        self._lookout.look_at_model()
+        worker = Worker(self._worker_settings, pool, self._dispatcher.timers)
+        self._lookout.worker_starts(worker)
+        return worker
 
     def restart_worker(self) -> None:
-        """Replace the worker by a new one once its requests have ended; close an open breaker."""
-        self._check_usable().slot.replace()
+        """Replace each worker by a new one once its requests have ended; close an open breaker."""
+        self._check_usable().pool.replace_all()
+
+    async def recycle(self, grace_s: float | None = None) -> None:
+        """Replace all workers, one after the other, without a gap: the next one is ready before the old one goes.
+
+        Requests that run finish in the old one, however long that takes; or, if they take longer than grace_s
+        seconds, go on in the next one. Returns when the old ones are gone. Raises what keeps new ones from
+        starting; the old ones then stay. Safe to cancel: the replacement goes on.
+        """
+        pool = self._check_usable().pool
+        grace_ns = None if grace_s is None else to_ns(check_seconds("grace_s", grace_s, zero=True))
+        old = list(pool.workers)
+        pool.recycle(old, grace_ns)
+        while not self._closed:
+            left = [worker for worker in pool.workers if worker in old]
+            if not left:
+                return
+            if not pool.is_recycling and not any(worker.is_retiring for worker in left):
+                raise pool.last_error()
+            await self._changed.wait()
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -272,6 +319,7 @@ class Supervisor:
         special: bool = True,
         window: int | None = None,
         deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
         **sampling: Any,
     ) -> Stream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
@@ -280,7 +328,8 @@ class Supervisor:
         messages: objects with role and content; their content is always literal text. max_tokens: at least 1;
         None is until the context is full. stop: up to 64 strings that end the answer and are not part of it.
         seed: 0 to 2**32 − 1; None draws one, which the report tells. window: tokens computed ahead of the
-        reader. sampling: the fields of `protocol.generation.Sampling` (temperature, top_k, …).
+        reader. on_crash: "resume" or "fail", for this request. sampling: the fields of
+        `protocol.generation.Sampling` (temperature, top_k, …).
 
         Raises `InvalidRequest` naming the field. Nothing happens until the stream is entered or read.
         """
@@ -301,11 +350,16 @@ class Supervisor:
             special=special,
             sampling=sampling,
         )
-        request = dispatcher.create(given, deadlines or self._deadlines)
+        try:
+            survival = self._on_crash if on_crash is None else check_on_crash(on_crash)
+        except ConfigurationError as error:
+            raise InvalidRequest(str(error), "on_crash") from None
+        request = dispatcher.create(given, deadlines or self._deadlines, survival)
         # A short answer is whole before the next look at the file.
-        self._look_at_model()
-        if self._model_change is not None:
-            request.warnings.append(f"the model file changed while it was loaded: {self._model_change}")
+        self._lookout.look_at_model()
+        change = self._lookout.change()
+        if change is not None:
+            request.warnings.append(warning_of(change))
         return Stream(dispatcher, self._mailbox, request)
 
     def _default_window(self) -> int:
@@ -338,43 +392,9 @@ class Supervisor:
         dispatcher = self._check_usable(closed_is_fine=True, any_thread=True)
         if dispatcher is None:
             raise UsageError("this supervisor was never entered: use 'async with'")
-        worker = dispatcher.slot.worker
-        return Status(
-            slot=dispatcher.slot.state.phase.value,
-            worker=None if worker is None else worker.state.phase.value,
-            worker_pid=None if worker is None else worker.pid,
-            facts={} if worker is None else dict(worker.facts),
-            versions={} if worker is None else dict(worker.versions),
-            queue_depth=len(dispatcher.queue),
-            queue_peak=dispatcher.queue_peak,
-            in_flight=len(dispatcher.attempts),
-            restarts=dict(dispatcher.slot.restarts),
-            sample=self._sample,
-            peak_rss_bytes=self._peak_rss_bytes,
-        )
-
-    def _look(self) -> None:
-        now = time.monotonic_ns()
-        self._sample_alarm.aim(now + SAMPLE_PERIOD_NS)
-        assert self._dispatcher is not None
-        worker = self._dispatcher.slot.worker
-        self._sample = None if worker is None else worker.sample(now)
-        if self._sample is not None:
-            self._peak_rss_bytes = max(self._peak_rss_bytes, self._sample.rss_bytes)
-        self._look_at_model()
-
-    def _look_at_model(self) -> None:
-        change = change_between(self._loaded, identity_of(self._path))
-        if change is None or change == self._model_change:
-            return
-        self._model_change = change
-        assert self._dispatcher is not None
-        for request in self._dispatcher.requests.values():
-            request.warnings.append(f"the model file changed while it was loaded: {change}")
-        self._dispatcher.emit(events.ModelFileChanged(str(self._path), change))
-
-    def _on_event(self, event: events.Event) -> None:
-        self._user_event(event)
+        memory = self._snapshot_memory
+        snapshot_bytes = 0 if memory is None else memory.used_bytes()
+        return status_of(dispatcher, self._lookout.peak_rss_bytes, snapshot_bytes)
 
     # --- misuse ----------------------------------------------------------------------------------
 

@@ -22,7 +22,10 @@ from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.frames import Frames
 from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import READS_A_TURN, Link
-from infervisor.supervisor.process import Sample, WorkerProcess
+from infervisor.supervisor.model_identity import FileIdentity
+from infervisor.supervisor.process import WorkerProcess
+from infervisor.supervisor.release import WorkerRelease
+from infervisor.supervisor.resources import Resources
 from infervisor.supervisor.settings import to_ns
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.watchdog import Watchdog
@@ -33,7 +36,7 @@ COLLECT_READS = 1 << 10
 
 
 class WorkerOwner(Protocol):
-    """What a worker tells the dispatcher, in the loop's thread."""
+    """What a worker tells the pool, in the loop's thread."""
 
     def worker_progressed(self, worker: Worker, message: Progress) -> None:
         """Loading goes on."""
@@ -43,12 +46,24 @@ class WorkerOwner(Protocol):
         """Requests can be submitted."""
         ...
 
+    def worker_retires(self, worker: Worker) -> None:
+        """It takes no more attempts."""
+        ...
+
     def worker_hung(self, worker: Worker, stalled_s: float) -> None:
         """It stood still; unless it moves while its stacks are written, it is killed."""
         ...
 
     def worker_logged(self, worker: Worker, message: Log) -> None:
         """It told something."""
+        ...
+
+    def worker_released(self, worker: Worker, release: WorkerRelease) -> None:
+        """All that it had taken of the machine has come back, or what is left won't."""
+        ...
+
+    def worker_release_late(self, worker: Worker, waited_s: float, left: tuple[int, ...]) -> None:
+        """It has been going for waited_s seconds, and these processes of it are still there."""
         ...
 
     def worker_exited(self, worker: Worker, report: ExitReport) -> None:
@@ -71,12 +86,29 @@ class Worker:
         self.leaving_ns: int | None = None
         self.was_cut = False
         """Whether its task was cancelled: then nobody is left to attend another worker."""
+        self.submits = 0
+        """How many attempts it was given so far."""
+        self.has_stood_by = False
+        """Whether it was ready before it was needed."""
+        self.model: FileIdentity | None = None
+        """The model's file as it was when this worker was started."""
         self._asked_for_stacks = False
+        self._was_stopped = False
+        self._limit = ""
         self._retiring: p.DeathCause | None = None
         # Raises WorkerSpawnError before anything else exists.
-        self.process = WorkerProcess(settings.command, settings.environment)
+        self.process = WorkerProcess(settings.command, settings.environment, settings.snapshots)
         self.spawned_ns = time.monotonic_ns()
+        self.resources = Resources(
+            self.process,
+            settings.memory,
+            settings.alert_after_ns,
+            timers,
+            on_released=lambda release: owner.worker_released(self, release),
+            on_late=lambda waited_s, left: owner.worker_release_late(self, waited_s, left),
+        )
         self._grace_alarm = timers.alarm(lambda: self.apply(p.GraceOver()))
+        self._retire_alarm = timers.alarm(lambda: self.kill(self._retiring or p.DeathCause.RECYCLED))
         self._startup_alarm = timers.alarm(self._startup_over)
         self._watchdog = Watchdog(
             settings.liveness,
@@ -101,14 +133,27 @@ class Worker:
         return self.state.phase is p.ProcessPhase.READY and self.leaving_ns is None
 
     @property
-    def free_places(self) -> int:
-        """How many more attempts it takes now.
+    def is_retiring(self) -> bool:
+        """Whether it takes no more attempts, and goes once it is empty."""
+        return self._retiring is not None
+
+    @property
+    def takes_attempts(self) -> bool:
+        """Whether it may be given more attempts, as soon as it has a place.
 
         Race "its last frames free a place, and it is dead": nothing is submitted to the dead.
         """
-        if not self.is_ready or self._retiring is not None or self.process.has_exited():
-            return 0
-        return self.places - len(self.attempts)
+        return self.is_ready and not self.is_retiring and not self.process.has_exited()
+
+    @property
+    def free_places(self) -> int:
+        """How many more attempts it takes now."""
+        return self.places - len(self.attempts) if self.takes_attempts else 0
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it holds a request that may have killed its last worker: nobody else may join that."""
+        return any(attempt.request.suspicion.is_suspect for attempt in self.attempts.values())
 
     @property
     def places(self) -> int:
@@ -151,21 +196,24 @@ class Worker:
         # The exit decides, not the end of file: a grandchild may hold the pipes. It is killed first, and
         # what the worker had written before it died still counts.
         if self.leaving_ns is None:
-            self.leaving_ns = time.monotonic_ns()
+            self._leaves(time.monotonic_ns())
         if self.state.phase is not p.ProcessPhase.KILLING:
             self._during = self.state.phase if self.state.cause is None else self._during
         self.process.kill_group()
         # Bounded: a grandchild that left the group may go on writing.
         self.link.read_frames(COLLECT_READS)
         self.link.read_output(COLLECT_READS)
+        was_oom = self.resources.was_oom()
         status = self.process.collect()
         self.link.close()
         if self._asked_for_stacks and status.signal_number == SIGUSR2:
             # It has no handler for the signal that asks for its stacks: that is still our doing.
-            self.apply(p.KillAsked(p.DeathCause.UNRESPONSIVE))
+            unready = self.ready_ns is None
+            cause = p.DeathCause.STARTUP_TIMEOUT if unready else p.DeathCause.UNRESPONSIVE
+            self.apply(p.KillAsked(cause))
         self.apply(p.Exited())
         self._watchdog.stop()
-        for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm):
+        for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm, self._retire_alarm):
             alarm.retire()
         self._owner.worker_exited(
             self,
@@ -179,8 +227,12 @@ class Worker:
                 failed=self.frames.failed,
                 protocol_error=self.frames.broken,
                 startup_s=self.settings.startup_s,
+                was_stopped=self._was_stopped,
+                was_oom=was_oom,
+                limit=self._limit,
             ),
         )
+        self.resources.look_at_release()
 
     def apply(self, event: object) -> None:
         """Step the process table and carry out its effects."""
@@ -189,9 +241,14 @@ class Worker:
         self.state, effects = p.PROCESS.step(before, event, now)
         if before.cause is None and self.state.cause is not None:
             self._during = before.phase
-            self.leaving_ns = now
+            self._leaves(now)
         for effect in effects:
             self._carry_out(effect, now)
+
+    def _leaves(self, now: int) -> None:
+        if self.leaving_ns is None:
+            self.leaving_ns = now
+            self.resources.begin_release(now)
 
     def _carry_out(self, effect: object, now: int) -> None:
         match effect:
@@ -214,26 +271,35 @@ class Worker:
                 graces = self.settings.graces
                 self._grace_alarm.aim(now + to_ns(getattr(graces, f"{grace}_s")))
 
-    def stop(self) -> None:
+    def stop(self, cause: p.DeathCause = p.DeathCause.STOPPED) -> None:
         """Let it finish what it has and go, with the graces of its settings."""
         self._startup_alarm.aim(None)
-        self.apply(p.StopAsked())
+        self.apply(p.StopAsked(cause))
 
-    def retire(self, cause: p.DeathCause = p.DeathCause.STOPPED) -> None:
-        """Take no more attempts, and go once those that are here have ended, however long that takes.
+    def retire(self, cause: p.DeathCause, grace_ns: int | None = None) -> None:
+        """Take no more attempts, and go once those that are here have ended, at most after a grace.
 
-        A worker that retires for another cause than being stopped wouldn't obey: it is killed then.
+        A worker that retires because it is deaf wouldn't obey: it is killed then.
         """
-        self._retiring = self._retiring or cause
+        if self._retiring is None:
+            self._retiring = cause
+            self._owner.worker_retires(self)
+        if grace_ns is not None:
+            self._retire_alarm.aim(time.monotonic_ns() + grace_ns)
         self._go_if_retired()
 
     def _go_if_retired(self) -> None:
         if self._retiring is None or self.attempts or self.leaving_ns is not None:
             return
-        if self._retiring is p.DeathCause.STOPPED:
-            self.stop()
-        else:
+        if self._retiring is p.DeathCause.DEAF:
             self.kill(self._retiring)
+        else:
+            self.stop(self._retiring)
+
+    def kill_for_memory(self, limit: str) -> None:
+        """End it now, because it takes too much. limit: what it took and what it was allowed, for people."""
+        self._limit = limit
+        self.kill(p.DeathCause.MEMORY_LIMIT)
 
     def kill(self, cause: p.DeathCause) -> None:
         """End it now."""
@@ -243,9 +309,19 @@ class Worker:
 
     def submit(self, attempt: Attempt, now: int) -> None:
         """Send an attempt. Ask `free_places` before."""
+        request = attempt.request
         self.attempts[attempt.id] = attempt
+        self.submits += 1
         self._watchdog.moved(now)
-        self.link.send(attempt.request.input.to_submit(attempt.id, attempt.request.window.limit))
+        area = request.snapshots
+        self.link.send(
+            request.input.to_submit(
+                attempt.id,
+                request.window.limit,
+                delivered=request.delivered,
+                snapshot=None if area is None else (area.offset, area.size_bytes),
+            )
+        )
         self._watchdog.watch()
 
     def cancel_in_band(self, attempt: Attempt, now: int) -> None:
@@ -283,8 +359,19 @@ class Worker:
             self._startup_alarm.aim(time.monotonic_ns() + to_ns(startup_s))
 
     def _startup_over(self) -> None:
-        if self.ready_ns is None:
+        if self.ready_ns is not None:
+            return
+        if self.state.phase is p.ProcessPhase.LOADING and not self._asked_for_stacks:
+            # Earlier it may have no handler for the signal yet. Progress meanwhile gives it the whole time again.
+            self._ask_for_stacks()
+            self._startup_alarm.aim(time.monotonic_ns() + to_ns(self.settings.liveness.dump_s))
+        else:
             self.kill(p.DeathCause.STARTUP_TIMEOUT)
+
+    def _ask_for_stacks(self) -> None:
+        """Have all stacks written into its output before it is killed; works while the interpreter is locked."""
+        self._asked_for_stacks = True
+        self.process.signal(SIGUSR2)
 
     def owes_again(self, attempt: Attempt, now: int) -> None:
         """A paused attempt got credit: if nothing else is owed, the liveness clock starts now."""
@@ -299,9 +386,8 @@ class Worker:
 
     def _hung(self, stalled_s: float) -> None:
         self._owner.worker_hung(self, stalled_s)
-        # All stacks go into its output before the kill; the handler works while the GIL is held.
-        self._asked_for_stacks = True
-        self.process.signal(SIGUSR2)
+        self._was_stopped = self.process.is_stopped()
+        self._ask_for_stacks()
 
     def forgive_stall(self, now: int) -> None:
         """The parent was stalled: read what the pipe holds first, and start the liveness clocks anew."""
@@ -314,7 +400,3 @@ class Worker:
         if self.ready_ns is None and self.leaving_ns is None:
             self.aim_startup()
         self._watchdog.watch()
-
-    def sample(self, now: int) -> Sample | None:
-        """Return memory and CPU time as psutil sees them."""
-        return self.process.sample(now)

@@ -1,7 +1,8 @@
 """The worker process: `python -P -m infervisor.worker --control FD --frames FD --urgent FD --parent PID`.
 
-Written by a supervisor, never by hand. The order of `main` matters and is explained there. Threads: this one
-loads and then runs the work loop; *control* reads the parent's messages; *urgent* takes the signal.
+Written by a supervisor, never by hand; with `--snapshots FD` it may keep snapshots in that shared memory. The
+order of `main` matters and is explained there. Threads: this one loads and then runs the work loop; *control*
+reads the parent's messages; *urgent* takes the signal.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from infervisor.worker.outbox import Outbox
 from infervisor.worker.parent_guard import die_with_parent
 from infervisor.worker.pipes import ControlReader
 from infervisor.worker.signals import block_urgent_signal, start_urgent_thread
+from infervisor.worker.snapshots import Snapshots
 from infervisor.worker.work_loop import WorkLoop
 
 
@@ -39,17 +41,18 @@ def main() -> NoReturn:
     """Be a worker until the end of the process."""
     arguments = _parse()
     # Own the pipes first: nothing that this process starts may hold them open.
-    for fd in (arguments.control, arguments.frames, arguments.urgent):
-        os.set_inheritable(fd, False)
+    for fd in (arguments.control, arguments.frames, arguments.urgent, arguments.snapshots):
+        if fd is not None:
+            os.set_inheritable(fd, False)
     _set_signals()
     _set_output()
     if not die_with_parent(arguments.parent):
         leave(Exit.ASKED_FOR, f"worker: process {arguments.parent} is not my parent (any more); exiting")
-    code, message = _serve(arguments.control, arguments.frames, arguments.urgent)
+    code, message = _serve(arguments.control, arguments.frames, arguments.urgent, arguments.snapshots)
     leave(code, message)
 
 
-def _serve(control: int, frames: int, urgent: int) -> tuple[Exit, str]:
+def _serve(control: int, frames: int, urgent: int, snapshots_fd: int | None) -> tuple[Exit, str]:
     inbox, outbox, abort, hooks = Inbox(), Outbox(frames), Abort(), FaultHooks(frames)
     reader = ControlReader(control, inbox, abort, hooks.read)
 
@@ -62,13 +65,15 @@ def _serve(control: int, frames: int, urgent: int) -> tuple[Exit, str]:
     reader.start()
     outbox.send(Hello(time.monotonic_ns(), PROTOCOL_VERSION, os.getpid(), versions()))
     try:
-        loaded = load(_wait_for_load(inbox), outbox, hooks)
+        message = _wait_for_load(inbox)
+        loaded = load(message, outbox, hooks)
         if loaded is None:
             return Exit.LOAD_FAILED, ""
         engine, facts = loaded
         abort.attach(engine)
         reader.loaded()
-        WorkLoop(engine, facts, inbox, outbox, abort).run()
+        snapshots = Snapshots.of(engine, facts, snapshots_fd, message.snapshot_share, outbox)
+        WorkLoop(engine, facts, inbox, outbox, abort, snapshots).run()
         engine.close()
     except RemoteProtocolError as error:
         return Exit.BROKEN_CONTROL, f"worker: the control stream is broken: {error}"
@@ -91,9 +96,12 @@ def _parse() -> argparse.Namespace:
     parser = _Arguments(prog="python -m infervisor.worker", add_help=False, allow_abbrev=False)
     for name in ("--control", "--frames", "--urgent", "--parent"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--snapshots", type=int)
     arguments = parser.parse_args()
-    for name in ("control", "frames", "urgent"):
+    for name in ("control", "frames", "urgent", "snapshots"):
         fd = getattr(arguments, name)
+        if fd is None:
+            continue
         try:
             os.fstat(fd)
         except (OSError, OverflowError, ValueError) as error:

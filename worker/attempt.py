@@ -71,7 +71,19 @@ class Attempt:
         self.context_tokens = context_tokens
         self.prompt_tokens = opened.prompt_tokens
         self.cached_tokens = opened.cached_tokens
-        self.prefilled = opened.cached_tokens >= opened.prompt_tokens
+        self.prefilled = opened.cached_tokens >= opened.prompt_tokens + len(self.submit.delivered)
+        # The reader has this text: what counts is the state that it leaves, half characters and held-back stops.
+        for data in opened.delivered_data:
+            self.text.feed(data)
+
+    def restored(self, tokens: int) -> None:
+        """Count tokens whose memory came from a snapshot; they may reach into the answer."""
+        self.cached_tokens = max(self.cached_tokens, tokens)
+
+    @property
+    def already_ended(self) -> str | None:
+        """The natural end that fell on the last delivered token, which a dead worker had no time to tell."""
+        return self._natural_end(self.grant.computed) if self.submit.delivered else None
 
     @property
     def allowance(self) -> int:

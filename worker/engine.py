@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from infervisor.protocol.messages import Submit
 
@@ -53,10 +53,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sequence that sits in a slot. prompt_tokens: all of the prompt; cached_tokens: already computed."""
+    """A sequence that sits in a slot.
+
+    prompt_tokens: all of the prompt; cached_tokens: already computed. delivered_data: for each delivered token the
+    bytes that `Sampled` had for it.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
+    delivered_data: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ class Engine(Protocol):
 
         Python code that a model file or a caller controls (a template) must run inside
         `stoppable(function)`, which a cancel ends by an asynchronous exception; leave no state behind it.
+        Delivered tokens follow the prompt and count as sampled: what is drawn next depends on the seed and on
+        how many there are, penalties see them. They may fill the context; then no step comes.
         Raises `InvalidRequest` for what can't be served. After any exception the slot is still free.
         """
         ...
@@ -152,4 +159,37 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free sampler, context, model. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class KeepsSnapshots(Protocol):
+    """An engine that can write down what a sequence has in memory, for another process that loaded the same.
+
+    Optional: without it everything is read again. Called between steps, in the work loop's thread, and short:
+    nobody is served meanwhile. Only what an engine with the same fingerprint wrote is given to `restore`.
+    """
+
+    def tokens(self, slot: int) -> Sequence[int]:
+        """Return the sequence's tokens: prompt, delivered, sampled. Not to be kept or changed."""
+        ...
+
+    def tokens_in_memory(self, slot: int) -> int:
+        """Return how many of `tokens`, from the first on, are wholly in memory."""
+        ...
+
+    def snapshot_bytes(self, slot: int) -> int:
+        """Return how many bytes `save` would write now."""
+        ...
+
+    def save(self, slot: int, memory: memoryview) -> int:
+        """Write what is in memory into `memory`; return how many bytes that took, 0 if it can't be done."""
+        ...
+
+    def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
+        """Put what `save` wrote for the first `tokens` tokens into a slot in which nothing has been read yet.
+
+        Returns False, with nothing in memory, if that doesn't come out right. Afterwards the next step is a
+        `Prefilled`, even where nothing is left to read.
+        """
         ...

@@ -27,9 +27,10 @@ from infervisor.protocol.messages import (
 )
 from infervisor.worker.abort import Abort, AttemptCancelled, T
 from infervisor.worker.attempt import Attempt
-from infervisor.worker.engine import Engine, ModelFacts, Outcome, Prefilled
+from infervisor.worker.engine import Engine, ModelFacts, Opened, Outcome, Prefilled
 from infervisor.worker.inbox import Inbox
 from infervisor.worker.outbox import Outbox, sendable
+from infervisor.worker.snapshots import Snapshots
 
 DETAIL_CHARACTERS = 32_768
 MESSAGE_CHARACTERS = 2_048
@@ -38,12 +39,21 @@ MESSAGE_CHARACTERS = 2_048
 class WorkLoop:
     """One loaded engine and the attempts on it."""
 
-    def __init__(self, engine: Engine, facts: ModelFacts, inbox: Inbox, outbox: Outbox, abort: Abort) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        facts: ModelFacts,
+        inbox: Inbox,
+        outbox: Outbox,
+        abort: Abort,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self._engine = engine
         self._facts = facts
         self._inbox = inbox
         self._outbox = outbox
         self._abort = abort
+        self._snapshots = snapshots
         self._waiting: deque[Attempt] = deque()
         self._active: dict[int, Attempt] = {}
         self._free_slots = list(range(facts.slots))
@@ -143,11 +153,20 @@ class WorkLoop:
         else:
             self._waiting.popleft()
             self._free_slots.remove(slot)
-            attempt.opened(slot, opened, self._facts.context_tokens)
             self._active[attempt.id] = attempt
-            self._outbox.send(
-                Started(time.monotonic_ns(), attempt.id, slot, attempt.cached_tokens, attempt.prompt_tokens)
-            )
+            self._begin(attempt, slot, opened)
+
+    def _begin(self, attempt: Attempt, slot: int, opened: Opened) -> None:
+        attempt.opened(slot, opened, self._facts.context_tokens)
+        # Race "died between its last token and its end": all was delivered, only the end has to be told again.
+        why = attempt.already_ended
+        if why is None and self._snapshots is not None:
+            attempt.restored(self._snapshots.open(slot, attempt.submit.snapshot))
+        self._outbox.send(
+            Started(time.monotonic_ns(), attempt.id, slot, attempt.cached_tokens, attempt.prompt_tokens)
+        )
+        if why is not None:
+            self._end_naturally(attempt, why)
 
     # --- a step ------------------------------------------------------------------------------------
 
@@ -180,6 +199,10 @@ class WorkLoop:
         self._measure(outcomes, now_ns - started_ns)
         for attempt, outcome in zip(members, outcomes, strict=True):
             self._send_outcome(attempt, outcome, now_ns)
+        if self._snapshots is not None:
+            # After the step and after its tokens have gone: no grace counts it, no reader waits for it.
+            open_ones = [(one.slot, not one.prefilled) for one in members if one.id in self._active]
+            self._snapshots.worked(open_ones, (now_ns - started_ns) / 1e9 / len(members))
 
     def _measure(self, outcomes: Sequence[Outcome], took_ns: int) -> None:
         prefill = any(isinstance(outcome, Prefilled) for outcome in outcomes)
@@ -201,9 +224,7 @@ class WorkLoop:
             self._end(attempt, "engine_error", error=self._describe("sending a token", error))
             return
         if taken.why is not None:
-            text = attempt.text.finish()
-            why = "stop_sequence" if attempt.text.stopped else taken.why
-            self._end(attempt, why, text=text)
+            self._end_naturally(attempt, taken.why)
 
     def _send_tokens(self, now_ns: int, attempt_id: int, index: int, tokens: Sequence[Sequence[Any]]) -> None:
         try:
@@ -218,6 +239,10 @@ class WorkLoop:
 
     # --- ends --------------------------------------------------------------------------------------
 
+    def _end_naturally(self, attempt: Attempt, why: str) -> None:
+        text = attempt.text.finish()
+        self._end(attempt, "stop_sequence" if attempt.text.stopped else why, text=text)
+
     def _end(
         self, attempt: Attempt, why: str, *, text: str = "", error: dict[str, Any] | None = None
     ) -> None:
@@ -231,6 +256,8 @@ class WorkLoop:
         freed_ns = time.monotonic_ns()
         noticed_ns = self._abort.forget(attempt.id)
         self._outbox.send(Released(time.monotonic_ns(), attempt.id, noticed_ns, freed_ns))
+        if self._snapshots is not None:
+            self._snapshots.close(attempt.slot)
 
     def _describe(self, doing: str, error: Exception) -> dict[str, Any]:
         message = sendable(f"the engine failed at {doing}: {type(error).__name__}: {error}")

@@ -41,7 +41,12 @@ class AttemptState:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """`started` arrived."""
+    """`started` arrived. credit_left: whether the worker may compute a token once the prompt is read.
+
+    Not so after a resume, while the reader still has a whole window to take.
+    """
+
+    credit_left: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ _STOP_FIRST = StopClock(Budget.FIRST_TOKEN)
 
 
 def _begin(state: AttemptState, event: Began, now: int) -> _Out:
-    return _IN[AttemptPhase.PREFILL], ()
+    if event.credit_left:
+        return _IN[AttemptPhase.PREFILL], ()
+    return _IN[AttemptPhase.PAUSED], (_STOP_FIRST,)
 
 
 def _first_tokens(state: AttemptState, event: TokensArrived, now: int) -> _Out:
@@ -137,7 +144,7 @@ _W, _E, _R = AttemptPhase.PAUSED, AttemptPhase.ENDING, AttemptPhase.RELEASED
 ATTEMPT: Table[AttemptState] = Table(
     "attempt",
     {
-        (_S, Began): Row((_P,), _begin),
+        (_S, Began): Row((_P, _W), _begin),
         # After a resume the reader still takes what the attempt before had delivered.
         (_S, CreditSent): Row((_S,), _no_change),
         (_S, EndArrived): Row((_E,), _end),

@@ -40,11 +40,20 @@ class DeathCause(enum.StrEnum):
     PROTOCOL_ERROR = "protocol_error"
     STARTUP_TIMEOUT = "startup_timeout"
     LOAD_FAILED = "load_failed"
+    MEMORY_LIMIT = "memory_limit"
+    """It used more memory than our hard limit allows, and we killed it."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed it because memory ran out. Found after the exit: to the table it crashed."""
+    RECYCLED = "recycled"
+    """Replaced in time: it finished what it had and went."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether we ended a healthy worker: nobody is to blame and no restart is counted."""
-        return self in (DeathCause.STOPPED, DeathCause.CANCEL_KILL)
+        """Whether we ended a healthy worker: nobody is to blame and no restart is counted.
+
+        Deaths for memory are counted: what needs too much may need it again, and that must end in the breaker.
+        """
+        return self in (DeathCause.STOPPED, DeathCause.CANCEL_KILL, DeathCause.RECYCLED)
 
     @property
     def end_reason(self) -> EndReason:
@@ -61,6 +70,9 @@ _END_REASON_OF = {
     DeathCause.PROTOCOL_ERROR: EndReason.PROTOCOL_ERROR,
     DeathCause.STARTUP_TIMEOUT: EndReason.STARTUP_TIMEOUT,
     DeathCause.LOAD_FAILED: EndReason.UNAVAILABLE,
+    DeathCause.MEMORY_LIMIT: EndReason.WORKER_KILLED,
+    DeathCause.OUT_OF_MEMORY: EndReason.WORKER_CRASHED,
+    DeathCause.RECYCLED: EndReason.WORKER_KILLED,
 }
 
 

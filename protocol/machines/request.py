@@ -1,4 +1,7 @@
-"""A request as its caller sees it: queued → running → ended. The first reason wins; nothing follows it."""
+"""A request as its caller sees it: queued → running → ended. The first reason wins; nothing follows it.
+
+A request whose worker is gone may go back to the queue, with what it has said so far, and run on in the next one.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,11 @@ class Finished:
     """The worker says that the attempt ended by itself: naturally, refused, or with an engine error."""
 
     reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Its worker is gone, and it goes on in the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +95,25 @@ def _finish(state: RequestState, event: Finished, now: int) -> tuple[RequestStat
     return _end(state, event.reason), (TellEnd(event.reason, keep_buffer=True),)
 
 
+def _interrupt(state: RequestState, event: Interrupted, now: int) -> tuple[RequestState, tuple[object, ...]]:
+    return replace(state, phase=RequestPhase.QUEUED), ()
+
+
+def _keeps_buffer(event: Abandoned | Lost) -> bool:
+    # Who cancels wants no more text; who missed a deadline, or lost a worker, may use what had arrived.
+    return event.reason not in (EndReason.CANCELLED, EndReason.CLIENT_DISCONNECTED)
+
+
 def _abandon_queued(
     state: RequestState, event: Abandoned | Lost, now: int
 ) -> tuple[RequestState, tuple[object, ...]]:
-    return _end(state, event.reason), (Dequeue(), TellEnd(event.reason, keep_buffer=True))
+    return _end(state, event.reason), (Dequeue(), TellEnd(event.reason, _keeps_buffer(event)))
 
 
 def _abandon_running(
     state: RequestState, event: Abandoned, now: int
 ) -> tuple[RequestState, tuple[object, ...]]:
-    # Who cancels wants no more text; who missed a deadline may use what had arrived.
-    keep = event.reason not in (EndReason.CANCELLED, EndReason.CLIENT_DISCONNECTED)
-    return _end(state, event.reason), (BeginCancel(), TellEnd(event.reason, keep_buffer=keep))
+    return _end(state, event.reason), (BeginCancel(), TellEnd(event.reason, _keeps_buffer(event)))
 
 
 def _lose_running(state: RequestState, event: Lost, now: int) -> tuple[RequestState, tuple[object, ...]]:
@@ -118,6 +133,7 @@ REQUEST: Table[RequestState] = Table(
         (_Q, Abandoned): Row((_E,), _abandon_queued),
         (_Q, Lost): Row((_E,), _abandon_queued),
         (_R, Finished): Row((_E,), _finish),
+        (_R, Interrupted): Row((_Q,), _interrupt),
         (_R, Abandoned): Row((_E,), _abandon_running),
         (_R, Lost): Row((_E,), _lose_running),
         (_E, Abandoned): Row((_E,), _too_late),

@@ -3,7 +3,8 @@
 starting | running | backoff | open | half_open | stopped. Restarts wait exponentially longer, with jitter,
 never longer than the period. More than max_restarts within the period, more than max_failed_starts deaths in
 a row before ready, or a failure that can't heal open the breaker: requests are refused at once. After a
-cool-down the next request tries one start (half-open). Names after OTP's restart intensity and period.
+cool-down the next request tries one start (half-open); what can't heal by itself stays open until its cause
+is gone or somebody asks for a start. Names after OTP's restart intensity and period.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class SlotState:
     failed_starts: int = 0
     closes_ns: int = 0
     """While open: from when a request may try again."""
+    is_permanent: bool = False
+    """While open: no request may try; the cause has to go first."""
 
 
 # --- events --------------------------------------------------------------------------------------
@@ -84,6 +87,11 @@ class WorkerWanted:
 @dataclass(frozen=True, slots=True)
 class ResetAsked:
     """Somebody says that the cause is gone: close the breaker, forget the count, and start."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseGone:
+    """What made starting pointless has changed, as the model's file has. Only of what is open for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +133,29 @@ def _ready(state: SlotState, event: WorkerReady, now: int) -> _Out:
     return replace(state, phase=SlotPhase.RUNNING, failed_starts=0), ()
 
 
-def _open(state: SlotState, now: int) -> _Out:
-    after = replace(state, phase=SlotPhase.OPEN, closes_ns=now + state.rules.cooldown_ns, restarts_ns=())
+def _open(state: SlotState, event: WorkerDied, now: int) -> _Out:
+    closes_ns = now + state.rules.cooldown_ns
+    after = replace(
+        state,
+        phase=SlotPhase.OPEN,
+        closes_ns=closes_ns,
+        is_permanent=event.permanent,
+        restarts_ns=(),
+        failed_starts=0,
+    )
     return after, (BreakerOpened(),)
 
 
 def _died(state: SlotState, event: WorkerDied, now: int) -> _Out:
     if event.permanent:
-        return _open(state, now)
+        return _open(state, event, now)
     if event.ours:
         return replace(state, phase=SlotPhase.STARTING), (Spawn(),)
     rules = state.rules
     failed_starts = state.failed_starts + (state.phase is SlotPhase.STARTING)
     restarts = (*(at for at in state.restarts_ns if now - at < rules.period_ns), now)
     if len(restarts) > rules.max_restarts or failed_starts > rules.max_failed_starts:
-        return _open(replace(state, failed_starts=0), now)
+        return _open(state, event, now)
     delay_ns = backoff_ns(rules, len(restarts), event.luck)
     after = replace(state, phase=SlotPhase.BACKOFF, restarts_ns=restarts, failed_starts=failed_starts)
     return after, (ArmBackoff(delay_ns),)
@@ -148,19 +164,19 @@ def _died(state: SlotState, event: WorkerDied, now: int) -> _Out:
 def _died_in_trial(state: SlotState, event: WorkerDied, now: int) -> _Out:
     if event.ours and not event.permanent:
         return replace(state, phase=SlotPhase.HALF_OPEN), (Spawn(),)
-    return _open(state, now)
+    return _open(state, event, now)
 
 
 def _start(state: SlotState, event: object, now: int) -> _Out:
     return replace(state, phase=SlotPhase.STARTING), (Spawn(),)
 
 
-def _reset(state: SlotState, event: ResetAsked, now: int) -> _Out:
-    return replace(state, phase=SlotPhase.STARTING, restarts_ns=(), failed_starts=0), (Spawn(),)
+def _reset(state: SlotState, event: ResetAsked | CauseGone, now: int) -> _Out:
+    return SlotState(state.rules), (Spawn(),)
 
 
 def _try_again(state: SlotState, event: WorkerWanted, now: int) -> _Out:
-    if now < state.closes_ns:
+    if state.is_permanent or now < state.closes_ns:
         return state, ()
     return replace(state, phase=SlotPhase.HALF_OPEN), (Spawn(),)
 
@@ -190,6 +206,7 @@ SLOT: Table[SlotState] = Table(
         (_B, ResetAsked): Row((_S,), _reset),
         (_O, WorkerWanted): Row((_O, _H), _try_again),
         (_O, ResetAsked): Row((_S,), _reset),
+        (_O, CauseGone): Row((_S,), _reset),
         (_O, BackoffOver): Row((_O,), _no_change),
         (_H, WorkerReady): Row((_R,), _ready),
         (_H, WorkerDied): Row((_O, _H), _died_in_trial),

@@ -40,7 +40,17 @@ if TYPE_CHECKING:
     from infervisor.supervisor.events import Event
     from infervisor.supervisor.report import Report, Usage
     from infervisor.supervisor.request import Chunk
-    from infervisor.supervisor.settings import Deadlines, Escalation, Liveness, RestartPolicy, StopGraces
+    from infervisor.supervisor.resume import OnCrash, Resume
+    from infervisor.supervisor.settings import (
+        Deadlines,
+        Escalation,
+        Liveness,
+        MemoryLimits,
+        RestartPolicy,
+        Snapshots,
+        StopGraces,
+    )
+    from infervisor.supervisor.status import Status, WorkerStatus
     from infervisor.supervisor.stream import Answer, Stream
     from infervisor.supervisor.supervisor import Supervisor
 
@@ -64,7 +74,12 @@ _HOME = {
     "default_model": "supervisor.default_model",
     "Event": "supervisor.events",
     **dict.fromkeys(("Report", "Usage"), "supervisor.report"),
-    **dict.fromkeys(("Deadlines", "Escalation", "Liveness", "RestartPolicy", "StopGraces"), "supervisor.settings"),
+    **dict.fromkeys(("OnCrash", "Resume"), "supervisor.resume"),
+    **dict.fromkeys(
+        ("Deadlines", "Escalation", "Liveness", "MemoryLimits", "RestartPolicy", "Snapshots", "StopGraces"),
+        "supervisor.settings",
+    ),
+    **dict.fromkeys(("Status", "WorkerStatus"), "supervisor.status"),
     **dict.fromkeys(("Answer", "Stream"), "supervisor.stream"),
     "Chunk": "supervisor.request",
     "Supervisor": "supervisor.supervisor",
@@ -72,8 +87,8 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022
     "Supervisor", "Stream", "BlockingSupervisor", "BlockingStream", "Chunk", "Answer", "Report", "Usage",
-    "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness", "RestartPolicy",
-    "StopGraces", "Event", "default_model", "InfervisorError", "ConfigurationError", "UsageError",
+    "Resume", "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness",
+    "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event", "default_model", "InfervisorError", "ConfigurationError", "UsageError",
     "ProtocolError", "AdmissionError", "Overloaded", "ShuttingDown", "Unavailable", "InvalidRequest",
     "RequestError", "RequestCancelled", "DeadlineExceeded", "EngineError", "Poisoned", "WorkerError",
     "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive", "WorkerDied",

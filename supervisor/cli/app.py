@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import infervisor
+from infervisor import OnCrash
 from infervisor.supervisor.cli import arguments
 from infervisor.supervisor.cli.exit_codes import ExitCode, help_text
 from infervisor.supervisor.cli.terminal import for_terminal, repair_standard_streams
@@ -132,6 +133,12 @@ def run(
     stall_timeout: Annotated[str, _seconds("Between two tokens.")] = "none",
     total_timeout: Annotated[str, _seconds("The whole request, loading not included.")] = "none",
     consumer_timeout: Annotated[str, _seconds("Output that takes nothing.")] = "none",
+    on_crash: Annotated[
+        OnCrash, typer.Option(help="When the worker dies: go on in a new one where it was, or fail.")
+    ] = OnCrash.RESUME,
+    standby: Annotated[
+        int, typer.Option(min=0, max=8, metavar="N", help="Further workers, loaded, that take over at once.")
+    ] = 0,
     ctx: CtxFlag = None,
     threads: ThreadsFlag = None,
     gpu_layers: GpuLayersFlag = None,
@@ -139,7 +146,11 @@ def run(
     engine: EngineFlag = "llama",
     python: PythonFlag = None,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON lines on standard output: progress, token, report or error.")
+        bool,
+        typer.Option(
+            "--json",
+            help="JSON lines on standard output: progress, token, interrupted, resumed, report or error.",
+        ),
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, no notes, no report line.")
@@ -200,6 +211,8 @@ def run(
         window=window,
         deadlines=deadlines,
         python=python,
+        on_crash=on_crash.value,
+        standby=standby,
         json=json,
         quiet=quiet,
         verbose=verbose,
@@ -226,7 +239,7 @@ def probe(
     json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output, one a step.")] = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Try everything once, timed: load, stream, slow reader, cancel, kill -9, restart, exit."""
+    """Try everything once, timed: load, stream, slow reader, cancel, kill -9 and resume, exit."""
     options = arguments.llama_options(engine, ctx, threads, gpu_layers) | arguments.engine_options(
         option or ()
     )

@@ -5,10 +5,13 @@ diagnostics of `--verbose` goes to standard output, one object a line, in ASCII:
 
     {"type": "progress", "phase": "load", "fraction": 0.5}
     {"type": "token", "text": " day", "index": 7, "token_ids": [1194], "t_ns": 123}
+    {"type": "interrupted", "cause": "crashed", "worker_pid": 77, "delivered_tokens": 7}
+    {"type": "resumed", "worker_pid": 78, "pause_s": 0.4, "restored_tokens": 20}
     {"type": "report", …the fields of `Report.to_dict`…, "exit_code": 0}
     {"type": "error", "code": "model_load", "message": "…", "detail": "…", "exit_code": 6}
 
-A run ends with exactly one of the last two; error means that there was no request to report on.
+Interrupted and resumed: the worker is gone, and the answer goes on in another one. A run ends with exactly one
+of the last two; error means that there was no request to report on.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from infervisor import Chunk, Event, Report
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from infervisor.supervisor.cli.output import Output
 from infervisor.supervisor.cli.terminal import for_terminal
-from infervisor.supervisor.events import LoadProgress, RequestReleased, WorkerBecameReady
+from infervisor.supervisor.events import (
+    LoadProgress,
+    RequestInterrupted,
+    RequestReleased,
+    RequestResumed,
+    WorkerBecameReady,
+)
 
 BAR_CELLS = 24
 DETAIL_LINES = 20
@@ -101,11 +110,13 @@ class ForPeople:
         self._say = diagnostics
         self._quiet = quiet
         self._bar_shown = False
+        self._waits = True
+        """Whether the answer waits for a worker: a standby that loads beside it draws nothing."""
         self._column_0 = True
 
     def event(self, event: Event) -> None:
-        """Draw the progress bar."""
-        shows_bar = self._say.stderr.draws and not self._quiet
+        """Draw the progress bar; say when the answer loses its worker, and when it goes on."""
+        shows_bar = self._say.stderr.draws and not self._quiet and self._waits
         if shows_bar and isinstance(event, LoadProgress):
             done = round(event.fraction * BAR_CELLS)
             bar = "█" * done + "░" * (BAR_CELLS - done)
@@ -113,7 +124,15 @@ class ForPeople:
             self._say.stderr.post(_CLEAR_LINE + text.encode())
             self._bar_shown = True
         elif isinstance(event, WorkerBecameReady):
+            self._waits = False
             self._clear_bar()
+        elif isinstance(event, RequestInterrupted):
+            self._waits = True
+            self.note(f"worker {event.pid} is gone ({event.cause}); the answer goes on in another one …")
+        elif isinstance(event, RequestResumed):
+            self._waits = False
+            pause_s = event.resume.pause_s or 0.0
+            self.note(f"… worker {event.pid} goes on with it after {pause_s:.2f} s")
         self._say.event(event)
 
     def _clear_bar(self) -> None:
@@ -173,9 +192,17 @@ class AsJson:
         self._say = diagnostics
 
     def event(self, event: Event) -> None:
-        """Write load progress; it is dropped if the reader is too slow for it."""
+        """Write load progress and what becomes of a lost worker's answer; it is dropped if the reader is too
+        slow for it."""
         if isinstance(event, LoadProgress):
             self._stdout.post(as_line({"type": "progress", "phase": event.phase, "fraction": event.fraction}))
+        elif isinstance(event, RequestInterrupted):
+            gone = {"cause": event.cause, "worker_pid": event.pid, "delivered_tokens": event.delivered_tokens}
+            self._stdout.post(as_line({"type": "interrupted", **gone}))
+        elif isinstance(event, RequestResumed):
+            resume = event.resume
+            back = {"pause_s": resume.pause_s, "restored_tokens": resume.restored_tokens}
+            self._stdout.post(as_line({"type": "resumed", "worker_pid": event.pid, **back}))
         self._say.event(event)
 
     def note(self, line: str) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
 
-from infervisor import EndReason, Event, InfervisorError, ModelLoadError, Report, Stream, Supervisor
+from infervisor import EndReason, Event, ModelLoadError, Report, Stream, Supervisor
 from infervisor.supervisor.events import (
     BreakerOpened,
     LoadProgress,
@@ -183,11 +182,12 @@ class Probe:
         ttft_s = answer.report.timeline.ttft_s
         return f"nothing is held; the next request had its token after {_ms(ttft_s)}", {"ttft_s": ttft_s}
 
-    async def kill_and_restart(self) -> Outcome:
-        """kill -9 in the middle of an answer: the caller is told, and a new worker comes."""
-        seen = self.told.count
-        async with self._stream() as stream:
-            if await anext(stream, None) is None:
+    async def kill_and_resume(self) -> Outcome:
+        """kill -9 in the middle of an answer: it goes on in a new worker, and nothing is lost or said twice."""
+        whole = await self._stream(max_tokens=RESUMED_TOKENS, seed=1).text()
+        async with self._stream(max_tokens=RESUMED_TOKENS, seed=1, window=RESUMED_WINDOW) as stream:
+            first = await anext(stream, None)
+            if first is None or stream.end_reason is not None:
                 raise Skipped("the answer ended before the worker could be killed")
             pid = self.supervisor.status().worker_pid
             if pid is None:
@@ -195,23 +195,19 @@ class Probe:
             # As an operator or the system would: from outside. It is our own child and was seen alive just
             # now in this thread, which is the only one that collects it: the number can't be a stranger's.
             os.kill(pid, signal.SIGKILL)
-            killed = time.monotonic()
-            try:
-                await stream.text()
-            except InfervisorError as error:
-                reason = error.code
-            else:
-                raise Failed("the answer ended as if nothing had happened")
-        noticed_s = time.monotonic() - killed
-        if stream.end_reason is not EndReason.WORKER_CRASHED:
-            raise Failed(f"the answer ended as {reason} instead of worker_crashed")
-        ready = await self.told.wait_for(WorkerBecameReady, after=seen)
-        restart_s = time.monotonic() - killed
-        await self.supervisor.generate(COUNTING, max_tokens=1, temperature=0, ignore_eos=True)
+            text = first.text + await stream.text()
+        report = stream.report
+        if not report.resumes:
+            raise Failed("the worker was killed, and the answer doesn't know of it")
+        if report.usage.completion_tokens != RESUMED_TOKENS:
+            raise Failed(
+                f"the answer has {report.usage.completion_tokens} tokens instead of {RESUMED_TOKENS}"
+            )
+        pause_s, same = report.resumes[0].pause_s, text == whole
         return (
-            f"pid {pid} killed, noticed after {_ms(noticed_s)}; "
-            f"pid {ready.pid} ready after {restart_s:.2f} s and answering",
-            {"noticed_s": noticed_s, "restart_s": restart_s, "pid": ready.pid},
+            f"pid {pid} killed; pid {report.worker_pid} went on after {pause_s or 0:.2f} s "
+            f"with {'the same' if same else 'another'} text",
+            {"pause_s": pause_s, "pid": report.worker_pid, "same_text": same},
         )
 
     async def exit(self) -> Outcome:
@@ -246,6 +242,8 @@ def _ms(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
+RESUMED_TOKENS = 24
+RESUMED_WINDOW = 4
 LOAD = "load"
 EXIT = "exit"
 STEPS: tuple[tuple[str, Callable[[Probe], Awaitable[Outcome]]], ...] = (
@@ -256,6 +254,6 @@ STEPS: tuple[tuple[str, Callable[[Probe], Awaitable[Outcome]]], ...] = (
     ("cancel in prefill", Probe.cancel_in_prefill),
     ("cancel in decode", Probe.cancel_in_decode),
     ("release", Probe.release),
-    ("kill and restart", Probe.kill_and_restart),
+    ("kill and resume", Probe.kill_and_resume),
     (EXIT, Probe.exit),
 )

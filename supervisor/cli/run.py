@@ -19,6 +19,7 @@ from infervisor import (
     EndClass,
     InfervisorError,
     InvalidRequest,
+    OnCrash,
     Report,
     RestartPolicy,
     Stream,
@@ -30,6 +31,7 @@ from infervisor.supervisor.cli.interrupts import Interrupts
 from infervisor.supervisor.cli.output import Output
 from infervisor.supervisor.cli.presentation import FLUSH_S, AsJson, Diagnostics, ForPeople, Presentation
 
+RESTARTS = 5
 LAST_WORDS_S = 1.0
 """How long what is left may take to be written after a deadline or a fault has ended the answer."""
 
@@ -54,6 +56,8 @@ class RunSettings:
     window: int = 32
     deadlines: Deadlines = field(default_factory=Deadlines)
     python: str | None = None
+    on_crash: str = "resume"
+    standby: int = 0
     json: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -96,6 +100,7 @@ class _Run:
     async def whole(self) -> ExitCode:
         """Start, load, answer, report, stop."""
         settings = self._settings
+        resumes = settings.on_crash == OnCrash.RESUME
         try:
             supervisor = Supervisor(
                 settings.model,
@@ -103,9 +108,12 @@ class _Run:
                 options=settings.options,
                 window=settings.window,
                 deadlines=settings.deadlines,
-                # One request, one worker: what dies isn't replaced for nobody.
-                restart=RestartPolicy(max_restarts=0, max_failed_starts=0),
+                # A worker that dies is replaced for the sake of an answer that goes on, not for one that never
+                # began.
+                restart=RestartPolicy(max_restarts=RESTARTS if resumes else 0, max_failed_starts=0),
                 python=settings.python,
+                on_crash=settings.on_crash,
+                standby=settings.standby,
                 on_event=self._show.event,
                 wait_until_ready=False,
             )

@@ -95,15 +95,6 @@ def test_hopelessly_long_prompt_is_refused_early(engine: LlamaEngine, table_mode
     assert refused.value.field == "prompt"
 
 
-@pytest.mark.parametrize("n_ctx", [200_000_000, (1 << 31) - 1])
-def test_context_beyond_memory_is_refused_at_once(
-    engine: LlamaEngine, table_models: Path, n_ctx: int
-) -> None:
-    with pytest.raises(LoadRefused) as refused:
-        engine.load(str(table_models / "loop.gguf"), {"n_ctx": n_ctx}, no_progress)
-    assert refused.value.code == "out_of_memory"
-
-
 def test_small_batches_serve_many_slots(engine: LlamaEngine, table_models: Path) -> None:
     options = {"slots": 24, "batch_tokens": 8, "ubatch": 8, "threads": 1}
     engine.load(str(table_models / "loop.gguf"), options, no_progress)

@@ -16,7 +16,7 @@ VALUES: list[Any] = [
     [[1, "", None]], [[1, "a", [{}]]], {"decode": 1}, {"slots": 1, "context_tokens": 1}, *NUMBERS,
 ]  # fmt: skip
 FRAMES: list[list[Any]] = [
-    ["hello", 1, 1, 1, {}],
+    ["hello", 1, 2, 1, {}],
     ["progress", 1, "load", 0.5],
     ["ready", 1, "f", {"slots": 1, "context_tokens": 9}],
     ["failed", 1, "model_load", "no", "", True],

@@ -24,7 +24,7 @@ from infervisor.protocol.endings import EndReason
 from infervisor.protocol.errors import ProtocolError
 from infervisor.protocol.machines import process as p
 from infervisor.protocol.machines.slot import SlotPhase
-from infervisor.protocol.messages import Load
+from infervisor.protocol.messages import PROTOCOL_VERSION, Load
 from infervisor.supervisor import dispatcher as dispatcher_module
 from infervisor.supervisor import events
 from infervisor.supervisor.attempt import Attempt
@@ -32,9 +32,12 @@ from infervisor.supervisor.dispatcher import Dispatcher
 from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import READ_BYTES, READS_A_TURN
 from infervisor.supervisor.mailbox import Mailbox
+from infervisor.supervisor.pool import Pool
 from infervisor.supervisor.process import ExitStatus
 from infervisor.supervisor.request import Request
 from infervisor.supervisor.request_input import check_request
+from infervisor.supervisor.resume import OnCrash
+from infervisor.supervisor.settings import PoolSettings
 from infervisor.supervisor.stream import Stream
 from infervisor.supervisor.timers import STALL_NS
 from infervisor.supervisor.worker import END_WITHOUT_EXIT_NS, Worker
@@ -115,17 +118,19 @@ class ParentSide:
         self.dispatcher = Dispatcher(
             make_worker=self._make_worker,
             start_task=lambda run: None,
-            restart=RestartPolicy(jitter=0.0),
+            pool=PoolSettings(restart=RestartPolicy(jitter=0.0)),
             escalation=Escalation(),
             max_queue=MAX_STREAMS,
             max_wait_s=None,
+            max_resumes=5,
+            snapshots=None,
             on_event=self._told,
         )
-        self.dispatcher.slot.start()
+        self.dispatcher.pool.start()
         self._settle()
 
-    def _make_worker(self, dispatcher: Dispatcher) -> Worker:
-        worker = Worker(SETTINGS, dispatcher, dispatcher.timers)
+    def _make_worker(self, pool: Pool) -> Worker:
+        worker = Worker(SETTINGS, pool, self.dispatcher.timers)
         self._workers.append(worker)
         return worker
 
@@ -144,7 +149,7 @@ class ParentSide:
     @property
     def worker(self) -> Worker | None:
         """The worker that is there."""
-        return self.dispatcher.slot.worker
+        return self.dispatcher.pool.first
 
     @property
     def process(self) -> StandIn | None:
@@ -215,7 +220,7 @@ class ParentSide:
         match kind:
             case "hello":
                 return (
-                    ["hello", now, 1, worker.pid, {"python": "3"}]
+                    ["hello", now, PROTOCOL_VERSION, worker.pid, {"python": "3"}]
                     if phase is p.ProcessPhase.HANDSHAKE
                     else None
                 )
@@ -266,7 +271,9 @@ class ParentSide:
             "hello", None, window=window, max_tokens=None, stop=None, ignore_eos=False, seed=1, special=True,
             sampling={},
         )  # fmt: skip
-        request = self.dispatcher.create(given, deadlines)
+        # Every second one outlives its worker.
+        on_crash = OnCrash.RESUME if len(self.streams) % 2 else OnCrash.FAIL
+        request = self.dispatcher.create(given, deadlines, on_crash)
         opened = Opened(Stream(self.dispatcher, self.mailbox, request), request)
         self.streams.append(opened)
         try:
@@ -377,8 +384,8 @@ class ParentSide:
                 self.wait((number(0) + 256 * number(1)) * S // 10)
             case Do.STALL:
                 self.stall(number(0) * S // 10)
-            case Do.REPLACE if self.dispatcher.slot.state.phase is not SlotPhase.STOPPED:
-                self.dispatcher.slot.replace()
+            case Do.REPLACE if self.dispatcher.pool.phase is not SlotPhase.STOPPED:
+                self.dispatcher.pool.replace_all()
             case Do.SHUT:
                 self.dispatcher.close()
             case Do.TAKE | Do.CANCEL | Do.KILL if self.streams:
@@ -465,7 +472,7 @@ class ParentSide:
             for number, request in self.dispatcher.requests.items()
         ]
         phase = None if self.worker is None else self.worker.state.phase
-        return f"streams hang: {states} with a worker {phase} and a slot {self.dispatcher.slot.state.phase}"
+        return f"streams hang: {states} with a worker {phase} and a slot {self.dispatcher.pool.phase}"
 
     def close(self) -> None:
         """Leave no descriptor, also after a failure."""

@@ -25,7 +25,9 @@ class StandIn:
 
     pids = itertools.count(1)
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], snapshots: int | None = None
+    ) -> None:
         self.pid = next(StandIn.pids)
         self._control_read, self.control = os.pipe()
         self.frames, self._frames_write = os.pipe()
@@ -77,9 +79,20 @@ class StandIn:
             self._open.clear()
         return self.status
 
-    def sample(self, now_ns: int) -> Sample | None:
+    last_full: Sample | None = None
+
+    def sample(self, now_ns: int, *, full: bool = False) -> Sample | None:
         """Nothing is known of it."""
         return None
+
+    @property
+    def open_descriptors(self) -> int:
+        """How many of the parent's descriptors for it are open."""
+        return len(self._open)
+
+    def left_over(self) -> tuple[int, ...]:
+        """It starts nothing that could be left."""
+        return ()
 
     # --- what the script makes it do -------------------------------------------------------------
 

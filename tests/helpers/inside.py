@@ -37,7 +37,7 @@ def dispatcher_of(supervisor: Supervisor) -> Dispatcher:
 
 def worker_of(supervisor: Supervisor) -> Worker:
     """Return the worker that is there now."""
-    worker = dispatcher_of(supervisor).slot.worker
+    worker = dispatcher_of(supervisor).pool.first
     assert worker is not None
     return worker
 
@@ -50,7 +50,7 @@ def request_of(stream: Stream) -> Request:
 def holds_nothing(supervisor: Supervisor) -> bool:
     """Whether no request or attempt is listed anywhere."""
     dispatcher = dispatcher_of(supervisor)
-    worker = dispatcher.slot.worker
+    worker = dispatcher.pool.first
     return not (
         dispatcher.requests
         or dispatcher.attempts

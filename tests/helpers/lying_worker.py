@@ -62,7 +62,7 @@ def main() -> None:
         os.write(arguments.frames, len(payload).to_bytes(4, "big") + payload)
 
     def ready() -> None:
-        say("hello", now(), 1, os.getpid(), {})
+        say("hello", now(), 2, os.getpid(), {})
         hear("load")
         say("ready", now(), "print", {"slots": 1, "context_tokens": 1000})
 

@@ -26,12 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/proofs.md"
 TABLES: tuple[Table[Any], ...] = (REQUEST, ATTEMPT, PROCESS, SLOT)
 
-_RESUMING = "comes with streams that outlive their worker"
-NOT_YET: Mapping[str, str] = {
-    "attempt: submitted × CreditSent → submitted": _RESUMING,
-    "attempt: prefill × CreditSent → prefill": _RESUMING,
-    "end: poisoned": _RESUMING,
-}
+NOT_YET: Mapping[str, str] = {}
 """What nothing can produce yet, and why. Whoever produces one of these takes it off here."""
 
 

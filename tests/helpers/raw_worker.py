@@ -52,14 +52,17 @@ def submit(
     limits: Limits | Mapping[str, Any] | None = None,
     credit: int = 1_000_000,
     seed: int = 1,
-    delivered: tuple[int, ...] = (),
+    delivered: Sequence[int] = (),
+    snapshot: Sequence[int] | None = None,
 ) -> Submit:
     """Return a submit with defaults. sampling, limits: also as raw wire mappings, to send bad ones."""
     if sampling is None or isinstance(sampling, Sampling):
         sampling = (sampling or Sampling()).to_wire()
     if limits is None or isinstance(limits, Limits):
         limits = (limits or Limits()).to_wire()
-    return Submit(attempt_id, prompt, messages, sampling, seed, None, True, limits, credit, delivered)
+    return Submit(
+        attempt_id, prompt, messages, sampling, seed, None, True, limits, credit, delivered, snapshot
+    )
 
 
 class RawWorker:
@@ -70,6 +73,7 @@ class RawWorker:
         *,
         arguments: list[str] | None = None,
         program: Sequence[str] = ("-P", "-m", "infervisor.worker"),
+        snapshots: int | None = None,
     ) -> None:
         control, self.control = os.pipe()
         self.frames, frames = os.pipe()
@@ -77,14 +81,14 @@ class RawWorker:
         self.output_fd, output = os.pipe()
         given = arguments or [
             "--control", str(control), "--frames", str(frames), "--urgent", str(urgent),
-            "--parent", str(os.getpid()),
+            "--parent", str(os.getpid()), *(() if snapshots is None else ("--snapshots", str(snapshots))),
         ]  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, *program, *given],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(control, frames, urgent),
+            pass_fds=(control, frames, urgent, *(() if snapshots is None else (snapshots,))),
             process_group=0,
         )
         for fd in (control, frames, urgent, output):
@@ -118,10 +122,16 @@ class RawWorker:
         os.write(self.urgent_fd, b"".join(i.to_bytes(8, "big") for i in attempt_ids))
         os.kill(self.pid, signal.SIGUSR1)
 
-    def load(self, options: Mapping[str, Any] | None = None, engine: str = "scripted") -> Ready:
+    def load(
+        self,
+        options: Mapping[str, Any] | None = None,
+        engine: str = "scripted",
+        model: str | None = None,
+        snapshot_share: float | None = None,
+    ) -> Ready:
         """Take hello, load, and return ready."""
         self.expect(Hello)
-        self.send(Load(engine, None, options or {}))
+        self.send(Load(engine, model, options or {}, snapshot_share))
         return self.expect(Ready)
 
     def close(self, *fds: int) -> None:

@@ -56,12 +56,16 @@ class Told:
 async def scripted(
     options: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Supervisor, Told]]:
-    """Yield a supervisor of the scripted engine with short graces, and what it tells."""
+    """Yield a supervisor of the scripted engine with short graces, and what it tells.
+
+    A stream ends with its worker, as callers can choose, unless the test passes on_crash="resume".
+    """
     told = Told()
     settings = {
         "escalation": QUICK_ESCALATION,
         "restart": QUICK_RESTART,
         "graces": QUICK_GRACES,
+        "on_crash": "fail",
         **settings,
     }
     async with Supervisor(engine="scripted", options=options or {}, on_event=told, **settings) as supervisor:

@@ -275,7 +275,7 @@ def test_errors_come_in_the_callers_thread_with_their_report() -> None:
         ):
             supervisor.wait_ready(timeout=PATIENCE_S)
             with pytest.raises(kind) as error:
-                supervisor.generate(prompt)
+                supervisor.generate(prompt, on_crash="fail")
             assert error.value.report is not None
             assert error.value.report.end_reason is reason
         supervisor.wait_ready(timeout=PATIENCE_S)

@@ -18,7 +18,7 @@ NAMES = [
     "cancel in prefill",
     "cancel in decode",
     "release",
-    "kill and restart",
+    "kill and resume",
     "exit",
 ]
 
@@ -47,8 +47,9 @@ def test_a_healthy_engine_passes_every_step() -> None:
         assert figures[name]["stage"] == "in_band"
         assert 0 <= figures[name]["release_s"] < 10
     assert figures["load"]["facts"]["context_tokens"] == 1_000_000
-    assert figures["kill and restart"]["pid"] != figures["spawn"]["pid"]
-    assert figures["exit"]["pid"] == figures["kill and restart"]["pid"]
+    assert figures["kill and resume"]["pid"] != figures["spawn"]["pid"]
+    assert figures["kill and resume"]["same_text"] is True
+    assert figures["exit"]["pid"] == figures["kill and resume"]["pid"]
     for name in ("spawn", "exit"):
         assert_gone(figures[name]["pid"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -144,8 +145,8 @@ def test_a_worker_does_not_outlive_a_command_that_is_killed(command_name: str) -
     assert_gone(pid)
 
 
-def test_a_worker_that_is_killed_in_the_middle_ends_the_answer_as_a_fault() -> None:
-    with running("run", *SLOW, "-v", "hi") as command:
+def test_a_worker_that_is_killed_in_the_middle_ends_the_answer_as_a_fault_where_that_is_wanted() -> None:
+    with running("run", *SLOW, "--on-crash", "fail", "-v", "hi") as command:
         pid = command.worker_pid()
         command.read_until("out", "w2 ")
         os.kill(pid, signal.SIGKILL)
@@ -155,6 +156,37 @@ def test_a_worker_that_is_killed_in_the_middle_ends_the_answer_as_a_fault() -> N
     assert command.report.endswith("worker_crashed")
     assert told.count("WorkerSpawned") == 1
     _no_traceback(command)
+
+
+def test_an_answer_whose_worker_is_killed_goes_on_and_the_notes_say_so() -> None:
+    with running("run", *SLOW, "--max-tokens", "60", "-v", "hi") as command:
+        pid = command.worker_pid()
+        command.read_until("out", "w2 ")
+        os.kill(pid, signal.SIGKILL)
+        assert command.finish() == 0
+    assert command.out.decode().rstrip("\n") == "".join(f"w{number} " for number in range(60))
+    told = command.err.decode()
+    assert f"supervise: worker {pid} is gone (crashed); the answer goes on in another one" in told
+    assert "goes on with it after" in told
+    assert "resumed 1 × (paused" in command.report
+    _no_traceback(command)
+
+
+def test_an_answer_that_goes_on_is_told_as_json_too() -> None:
+    with running("run", *SLOW, "--max-tokens", "60", "--standby", "1", "--json", "-v", "hi") as command:
+        pid = command.worker_pid()
+        command.read_until("out", '"text": "w2 "')
+        os.kill(pid, signal.SIGKILL)
+        assert command.finish() == 0
+    lines = [json.loads(line) for line in command.out.splitlines()]
+    assert "".join(line["text"] for line in lines if line["type"] == "token") == "".join(
+        f"w{number} " for number in range(60)
+    )
+    (gone,) = [line for line in lines if line["type"] == "interrupted"]
+    (back,) = [line for line in lines if line["type"] == "resumed"]
+    assert (gone["cause"], gone["worker_pid"]) == ("crashed", pid)
+    assert back["worker_pid"] != pid
+    assert lines[-1]["resumes"][0]["pause_s"] == back["pause_s"]
 
 
 def test_ctrl_c_stops_a_probe() -> None:

@@ -90,6 +90,18 @@ def test_progress_is_drawn_and_wiped_and_the_answer_ends_with_a_line_end() -> No
     assert after_the_bar.startswith("hello\r\nqueued ")
 
 
+def test_a_standby_that_loads_beside_the_answer_draws_nothing_into_it() -> None:
+    slow = scripted(pace_s=0.005, load_s=1.0, load_steps=10)
+    with terminal(FOREGROUND, "run", *slow, "--standby", "1", "-v", "hi") as shown:
+        shown.read_until(b"w2 ")
+        shown.shown.clear()
+        shown.read_until(b"WorkerBecameReady")
+        assert b"LoadProgress" in shown.shown
+        assert b"\r\x1b[K" not in shown.shown
+        os.write(shown.master, b"\x03")
+        assert shown.finish() == 130
+
+
 def test_quiet_draws_nothing() -> None:
     with terminal(FOREGROUND, "run", *scripted(text="hello"), "--quiet", "hi") as shown:
         assert shown.finish() == 0

@@ -82,7 +82,7 @@ async def test_in_the_queue_nothing_is_computed_and_the_release_is_at_once() -> 
             assert report.stage is None
             assert timeline.ended_ns is not None
             assert release_of(told, waiting).report == report
-            assert dispatcher_of(supervisor).queue_peak == 1
+            assert dispatcher_of(supervisor).queue.peak == 1
         assert running.end_reason is None
 
 

@@ -178,7 +178,7 @@ async def test_a_flood_of_output_is_drained_and_clipped(
         before = psutil.Process().memory_info().rss
         answer = await supervisor.generate("hello", max_tokens=10)
         assert answer.text.endswith("w9 ")
-        worker = supervisor._dispatcher.slot.worker  # type: ignore[union-attr]
+        worker = supervisor._dispatcher.pool.first  # type: ignore[union-attr]
         assert worker is not None
         assert worker.link.output.total_bytes >= size
         tail = worker.link.output.tail(MAX_LINES)
@@ -198,7 +198,7 @@ async def test_a_death_is_seen_at_once_while_a_grandchild_holds_the_pipes(
     options = once(tmp_path, "spawn_grandchild", session=session)
     async with scripted(options) as (supervisor, told):
         async with supervisor.stream("hello") as stream:
-            worker = supervisor._dispatcher.slot.worker  # type: ignore[union-attr]
+            worker = supervisor._dispatcher.pool.first  # type: ignore[union-attr]
             assert worker is not None
             async for chunk in stream:
                 if chunk.index > 3:

@@ -169,7 +169,7 @@ def test_a_second_native_cancel_during_the_stop_kills_at_once() -> None:
             stream = supervisor.stream("hello")
             await anext(stream)
             # Only a worker that hangs already doesn't obey the stop's own cancel.
-            worker = supervisor._dispatcher and supervisor._dispatcher.slot.worker
+            worker = supervisor._dispatcher and supervisor._dispatcher.pool.first
             while worker is not None and "hang_gil at decode" not in worker.link.output.tail():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             stopping.set()

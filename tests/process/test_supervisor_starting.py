@@ -89,16 +89,20 @@ async def test_an_unknown_engine_is_refused_by_name() -> None:
 )
 async def test_after_the_cool_down_a_request_tries_one_start(healed: bool, tmp_path: Path) -> None:
     once = str(tmp_path / "once")
-    fault: dict[str, Any] = {"at": "load", "kind": "load_refused", "message": "not today"}
+    fault: dict[str, Any] = {
+        "at": "load", "kind": "load_refused", "message": "not today", "permanent": False,
+    }  # fmt: skip
     if healed:
         fault["once_file"] = once
-    async with scripted({"faults": [fault]}, wait_until_ready=False) as (supervisor, told):
+    restart = RestartPolicy(max_failed_starts=0, cooldown_s=0.5)
+    async with scripted({"faults": [fault]}, restart=restart, wait_until_ready=False) as (supervisor, told):
         opened = await told.wait_for(BreakerOpened)
         with pytest.raises(Unavailable, match="not today"):
             await supervisor.generate("hello")
         with pytest.raises(ModelLoadError):
             await supervisor.wait_ready()
         assert len(told.of(WorkerSpawned)) == 1
+        assert opened.cooldown_s is not None
         await anyio.sleep(opened.cooldown_s)
         if healed:
             await answers(supervisor)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from infervisor.protocol.blame import Suspicion
 from infervisor.protocol.endings import EndClass, EndReason
 from infervisor.protocol.errors import (
     AdmissionError,
     DeadlineExceeded,
     EngineError,
     InvalidRequest,
+    Poisoned,
     RequestCancelled,
 )
-from infervisor.supervisor.end_errors import ERROR_OF, error_of, sentence_of
+from infervisor.supervisor.end_errors import ERROR_OF, error_of, poisoned_sentence, sentence_of
 from infervisor.supervisor.report import ErrorInfo
 
 UNNATURAL = [reason for reason in EndReason if not reason.is_natural]
@@ -63,3 +65,33 @@ def test_deadlines_say_which_setting_ran_out() -> None:
         if reason.end_class is EndClass.DEADLINE:
             budget = reason.value.removesuffix("_timeout")
             assert f"deadlines.{budget}_s" in sentence_of(reason)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "begins"),
+    [
+        (
+            [(True, "SIGSEGV(-11)"), (True, "SIGSEGV(-11)")],
+            "the request was in 2 workers when they died, alone both times: SIGSEGV(-11), SIGSEGV(-11); ",
+        ),
+        (
+            [(False, "unresponsive"), (True, "exit code 3"), (True, "")],
+            "the request was in 3 workers when they died, alone in 2 of them: unresponsive, exit code 3, unknown; ",
+        ),
+        (
+            [(True, "exit code 3")] * 3,
+            "the request was in 3 workers when they died, alone every time: exit code 3, exit code 3, "
+            "exit code 3; ",
+        ),
+    ],
+)
+def test_a_poisoned_request_is_told_how_its_workers_died(deaths: list[tuple[bool, str]], begins: str) -> None:
+    suspicion = Suspicion()
+    for alone, how in deaths:
+        suspicion = suspicion.accused(alone, 0, how)
+    assert suspicion.is_poisoned
+    sentence = poisoned_sentence(suspicion)
+    assert sentence.startswith(begins + "it is not tried again")
+    error = error_of(EndReason.POISONED, ErrorInfo(EndReason.POISONED.value, sentence))
+    assert isinstance(error, Poisoned)
+    assert (error.code, str(error), error.retryable) == ("poisoned", sentence, False)

@@ -54,7 +54,8 @@ def test_a_status_is_named(status: ExitStatus, text: str, name: str | None) -> N
         ({}, "the worker died while serving: SIGSEGV(-11)", WorkerDied),
         (
             {"status": ExitStatus(signal_number=9)},
-            "the worker died while serving: SIGKILL(-9) (killed from outside, possibly because memory ran out)",
+            "the worker died while serving: SIGKILL(-9) (killed from outside: by somebody, because memory ran out, "
+            "or because the thread that started it ended)",
             WorkerDied,
         ),
         (
@@ -85,6 +86,32 @@ def test_a_status_is_named(status: ExitStatus, text: str, name: str | None) -> N
         (
             {"cause": DeathCause.STOPPED, "status": ExitStatus(exit_code=0)},
             "the worker was stopped (exit code 0)",
+            WorkerDied,
+        ),
+        (
+            {"cause": DeathCause.UNRESPONSIVE, "was_stopped": True},
+            "the worker was stopped from outside (SIGSTOP), stood still while serving and was killed",
+            WorkerUnresponsive,
+        ),
+        (
+            {"status": ExitStatus(signal_number=9), "was_oom": True},
+            "the worker died while serving: SIGKILL(-9) (killed by the kernel because memory ran out: "
+            "use a smaller model or context, or fewer workers)",
+            WorkerDied,
+        ),
+        (
+            {"cause": DeathCause.MEMORY_LIMIT, "limit": "1.2 GB, above the limit of 1.0 GB"},
+            "the worker used 1.2 GB, above the limit of 1.0 GB, and was killed",
+            WorkerDied,
+        ),
+        (
+            {"cause": DeathCause.MEMORY_LIMIT},
+            "the worker used more memory than its limit, and was killed",
+            WorkerDied,
+        ),
+        (
+            {"cause": DeathCause.RECYCLED, "status": ExitStatus(exit_code=0)},
+            "the worker was replaced by a new one (exit code 0)",
             WorkerDied,
         ),
     ],
@@ -140,3 +167,47 @@ def test_a_missing_module_after_the_start_is_an_ordinary_death() -> None:
     given = report(status=ExitStatus(exit_code=1), output_tail="No module named 'x'")
     assert not given.is_permanent
     assert isinstance(given.error(), WorkerDied)
+
+
+KILLED, UNKNOWN = ExitStatus(signal_number=9), ExitStatus()
+
+
+@pytest.mark.parametrize(
+    ("cause", "status", "was_oom", "expected"),
+    [
+        (DeathCause.CRASHED, KILLED, True, DeathCause.OUT_OF_MEMORY),
+        (DeathCause.CRASHED, UNKNOWN, True, DeathCause.OUT_OF_MEMORY),
+        (DeathCause.CRASHED, KILLED, False, DeathCause.CRASHED),
+        # The kernel killed something else of the group; this one crashed by itself.
+        (DeathCause.CRASHED, ExitStatus(signal_number=11), True, DeathCause.CRASHED),
+        (DeathCause.CRASHED, ExitStatus(exit_code=1), True, DeathCause.CRASHED),
+        # We had decided before.
+        (DeathCause.UNRESPONSIVE, KILLED, True, DeathCause.UNRESPONSIVE),
+        (DeathCause.MEMORY_LIMIT, KILLED, True, DeathCause.MEMORY_LIMIT),
+    ],
+)
+def test_a_kill_for_memory_is_told_from_a_crash(
+    cause: DeathCause, status: ExitStatus, was_oom: bool, expected: DeathCause
+) -> None:
+    assert report(cause=cause, status=status, was_oom=was_oom).cause is expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "accuses", "in_short"),
+    [
+        ({}, True, "SIGSEGV(-11)"),
+        ({"status": ExitStatus(exit_code=0)}, True, "exit code 0"),
+        ({"status": UNKNOWN}, True, "exit status unknown"),
+        ({"status": KILLED}, False, "SIGKILL(-9)"),
+        ({"status": UNKNOWN, "was_oom": True}, False, "out of memory"),
+        ({"cause": DeathCause.UNRESPONSIVE, "status": KILLED}, True, "unresponsive"),
+        ({"cause": DeathCause.UNRESPONSIVE, "status": KILLED, "was_stopped": True}, False, "unresponsive"),
+        ({"cause": DeathCause.PROTOCOL_ERROR, "status": KILLED}, True, "protocol error"),
+        ({"cause": DeathCause.CANCEL_KILL, "status": KILLED}, False, "cancel kill"),
+    ],
+)
+def test_whom_it_accuses_and_how_it_died_in_short(
+    parts: dict[str, Any], accuses: bool, in_short: str
+) -> None:
+    given = report(**parts)
+    assert (given.accuses, given.in_short) == (accuses, in_short)

@@ -1,4 +1,4 @@
-"""Options are checked before anything is loaded, and so is whether their context can fit."""
+"""Options are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,21 +9,8 @@ from typing import Any
 import pytest
 
 from infervisor.worker.engine import LoadRefused
-from infervisor.worker.engines.llama.capacity import (
-    check_memory,
-    default_threads,
-    kv_cache_bytes,
-    memory_bytes,
-)
-from infervisor.worker.engines.llama.gguf_header import GgufHeader
-from infervisor.worker.engines.llama.model_file import check_model_file
+from infervisor.worker.engines.llama.capacity import default_threads
 from infervisor.worker.engines.llama.options import LlamaOptions
-from tests.helpers.models import LOOP, build_model
-
-
-@pytest.fixture(scope="module")
-def header(tmp_path_factory: pytest.TempPathFactory) -> GgufHeader:
-    return check_model_file(str(build_model(tmp_path_factory.mktemp("m") / "loop.gguf", LOOP))).header
 
 
 def test_every_default_passes_its_own_check() -> None:
@@ -40,7 +27,7 @@ BAD = [
     ("tensor_split", [float("nan")]), ("split_mode", "columns"), ("use_mmap", 1), ("use_mlock", "yes"),
     ("flash_attention", "on"), ("flash_attention", 1), ("kv_type_k", "q2_k"), ("kv_type_v", 1),
     ("rope_freq_base", -1.0), ("rope_freq_scale", float("inf")), ("swa_full", None), ("slots", 0), ("slots", 65),
-    ("reproducible", 0), ("chat_template", b"x"),
+    ("reproducible", 0), ("chat_template", b"x"), ("fit_context", "yes"), ("check_memory", 0),
 ]  # fmt: skip
 
 
@@ -90,23 +77,6 @@ def test_small_value_cache_needs_flash_attention(off: dict[str, Any]) -> None:
 def test_reproducible_needs_room_for_its_slice() -> None:
     with pytest.raises(LoadRefused, match="reproducible"):
         LlamaOptions.from_mapping({"reproducible": True, "ubatch": 16})
-
-
-def test_kv_bytes_of_a_known_model(header: GgufHeader) -> None:
-    # One layer, keys and values as wide as the model, two bytes each.
-    width = header.number("{arch}.embedding_length")
-    assert kv_cache_bytes(header, LlamaOptions(), 100) == 100 * width * 2 * 2
-    assert kv_cache_bytes(header, LlamaOptions(slots=3), 100) == 3 * 100 * width * 2 * 2
-    assert kv_cache_bytes(header, LlamaOptions(kv_type_k="f32"), 100) == 100 * width * (4 + 2)
-
-
-def test_context_that_cannot_fit_names_both_numbers(header: GgufHeader) -> None:
-    tokens = 2 * memory_bytes() // kv_cache_bytes(header, LlamaOptions(), 1)
-    with pytest.raises(LoadRefused, match=f"{tokens} tokens.*{memory_bytes() / 1e9:.1f} GB") as refused:
-        check_memory(header, LlamaOptions(), tokens)
-    assert refused.value.code == "out_of_memory"
-    check_memory(header, LlamaOptions(), 256)
-    check_memory(header, LlamaOptions(n_gpu_layers=-1), tokens)
 
 
 def test_default_threads_stay_within_what_is_allowed() -> None:

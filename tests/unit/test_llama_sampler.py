@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,85 @@ def test_penalties_see_answer_and_prompt(engine: LlamaEngine) -> None:
 
 def test_penalty_window_may_be_longer_than_the_context(engine: LlamaEngine) -> None:
     assert said(engine, 3, frequency_penalty=0.5, presence_penalty=0.5, repeat_last_n=1 << 20) == [A, B, C]
+
+
+# --- going on with a sampler that another process had -------------------------------------------------
+
+EVERYTHING = Sampling(
+    temperature=1.3, top_k=30, top_p=0.97, min_p=0.002, typical_p=0.98, repeat_penalty=1.2, repeat_last_n=40,
+    frequency_penalty=0.15, presence_penalty=0.1, logit_bias={3: 2.0, 4: -math.inf},
+)  # fmt: skip
+SETTINGS = {
+    "everything": EVERYTHING,
+    "greedy with penalties": Sampling(temperature=0, repeat_penalty=1.3, repeat_last_n=64),
+    "wide": Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0),
+    "one candidate": Sampling(temperature=1.0, top_k=1),
+    "penalties of few": Sampling(temperature=1.0, repeat_penalty=1.5, repeat_last_n=3),
+}
+SIZE = 50
+
+
+class Choosing:
+    """A chain that is given logits of its own at each index, as a model would."""
+
+    def __init__(self, sampling: Sampling, seed: int) -> None:
+        self.llama = pytest.importorskip("llama_cpp")
+        self.chain = SamplerChain(self.llama, sampling, seed, SIZE)
+
+    def token(self, index: int) -> int:
+        draw = random.Random(index)
+        # Now and then the model is sure: then one candidate is left, and still a number has to be drawn.
+        sure = index % 5 == 0
+        data = (self.llama.llama_token_data * SIZE)(
+            *(
+                self.llama.llama_token_data(token, draw.gauss(0, 2) + 60 * (sure and token == 7), 0.0)
+                for token in range(SIZE)
+            )
+        )
+        array = self.llama.llama_token_data_array(data, SIZE, -1, False)
+        self.llama.llama_sampler_apply(self.chain.pointer, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        self.llama.llama_sampler_accept(self.chain.pointer, token)
+        return token
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("seed", [0, 7, (1 << 32) - 1])
+def test_a_replayed_chain_goes_on_like_the_undisturbed_one_after_any_number_of_tokens(
+    name: str, seed: int
+) -> None:
+    prompt = [1, 2, 3, 7, 7, 9] * 12
+    undisturbed = Choosing(SETTINGS[name], seed)
+    undisturbed.chain.accept_prompt(prompt)
+    length = 120
+    whole = [undisturbed.token(index) for index in range(length)]
+    undisturbed.chain.close()
+    assert len(set(whole)) > 1
+    for cut in (1, 2, 3, 4, 5, 39, 41, 119):
+        other = Choosing(SETTINGS[name], seed)
+        other.chain.accept_prompt(prompt)
+        other.chain.replay(whole[:cut])
+        assert [other.token(index) for index in range(cut, length)] == whole[cut:], cut
+        other.chain.close()
+
+
+def test_what_is_drawn_depends_on_seed_and_index_alone() -> None:
+    # The same choice after 100 draws, whatever those had been made from.
+    said: set[int] = set()
+    for before in ("wide", "sure", "replayed"):
+        sampling = SETTINGS["wide"]
+        other = Choosing(sampling, 11)
+        if before == "replayed":
+            other.chain.replay([5] * 100)
+        elif before == "sure":
+            for _ in range(100):
+                other.token(0)
+        else:
+            for index in range(1, 101):
+                other.token(index)
+        said.add(other.token(101))
+        other.chain.close()
+    assert len(said) == 1
 
 
 class Logits:

@@ -30,13 +30,15 @@ SUBMITTED, PREFILL, DECODE = AttemptPhase.SUBMITTED, AttemptPhase.PREFILL, Attem
 PAUSED, ENDING, RELEASED = AttemptPhase.PAUSED, AttemptPhase.ENDING, AttemptPhase.RELEASED
 LAST = TokensArrived(credit_left=False)
 MORE = TokensArrived(credit_left=True)
-EVENTS = (Began(), LAST, MORE, CreditSent(), EndArrived(), ReleaseArrived(), ProcessGone())
+BEGAN, FULL = Began(credit_left=True), Began(credit_left=False)
+EVENTS = (BEGAN, FULL, LAST, MORE, CreditSent(), EndArrived(), ReleaseArrived(), ProcessGone())
 RUN, STOP = RestartClock(Budget.STALL), StopClock(Budget.STALL)
 STOP_FIRST = StopClock(Budget.FIRST_TOKEN)
 
 # Every pair that may happen: the phase that it leads to and what is to be done; any other is an error.
 ROWS: dict[tuple[AttemptPhase, object], tuple[AttemptPhase, tuple[object, ...]]] = {
-    (SUBMITTED, Began()): (PREFILL, ()),
+    (SUBMITTED, BEGAN): (PREFILL, ()),
+    (SUBMITTED, FULL): (PAUSED, (STOP_FIRST,)),
     (SUBMITTED, CreditSent()): (SUBMITTED, ()),
     (SUBMITTED, EndArrived()): (ENDING, (STOP_FIRST, STOP)),
     (SUBMITTED, ProcessGone()): (RELEASED, (STOP_FIRST, STOP, FreePlace())),

@@ -246,7 +246,7 @@ def test_a_malformed_frame_is_a_named_error(payload: bytes) -> None:
 
 
 def test_a_map_that_repeats_a_key_has_its_last_value() -> None:
-    [message] = Decoder.to_worker().feed(frame(b"\x94\xa4load\xa1a\xc0\x82\xa1k\x01\xa1k\x02"))
+    [message] = Decoder.to_worker().feed(frame(b"\x95\xa4load\xa1a\xc0\x82\xa1k\x01\xa1k\x02\xc0"))
     assert message == Load("a", None, {"k": 2})
 
 

@@ -16,7 +16,7 @@ U64_MAX = (1 << 64) - 1
 
 # The wire layout, written out a second time: whoever changes a message changes it here knowingly.
 LAYOUT: dict[str, tuple[tuple[str, str], ...]] = {
-    "load": (("engine", "text"), ("model", "text?"), ("options", "map")),
+    "load": (("engine", "text"), ("model", "text?"), ("options", "map"), ("snapshot_share", "fraction?")),
     "submit": (
         ("id", "u64"),
         ("prompt", "text?"),
@@ -28,6 +28,7 @@ LAYOUT: dict[str, tuple[tuple[str, str], ...]] = {
         ("limits", "map"),
         ("credit", "u64"),
         ("delivered", "ids"),
+        ("snapshot", "area?"),
     ),
     "credit": (("id", "u64"), ("limit", "u64")),
     "cancel": (("id", "u64"),),
@@ -76,6 +77,8 @@ GOOD: dict[str, list[Any]] = {
     "u64": [0, 1, U64_MAX],
     "u64?": [None, 0, U64_MAX],
     "fraction": [0, 1, 0.0, 0.5, 1.0],
+    "fraction?": [None, 0, 1, 0.5],
+    "area?": [None, [0, 0], [U64_MAX, 4096]],
     "number?": [None, 0, -1, 1.5, 1e308, U64_MAX],
     "flag": [True, False],
     "map": [{}, {"a": 1}, {"a": {1: [None, {}]}}],
@@ -111,6 +114,10 @@ ANYTHING: list[Any] = [
     [1.0],
     ["a"],
     [[]],
+    [1],
+    [1, 2, 3],
+    [1, -2],
+    [1, "a"],
     [[1, "a"]],
     [[1, "a", None, None]],
     [[True, "a", None]],
@@ -155,6 +162,8 @@ NAIVE: dict[str, Any] = {
     "u64": is_u64,
     "u64?": lambda v: v is None or is_u64(v),
     "fraction": lambda v: type(v) in (int, float) and not math.isnan(v) and 0 <= v <= 1,
+    "fraction?": lambda v: v is None or NAIVE["fraction"](v),
+    "area?": lambda v: v is None or (NAIVE["ids"](v) and len(v) == 2),
     "number?": lambda v: v is None or (type(v) in (int, float) and abs(v) < math.inf),
     "flag": lambda v: type(v) is bool,
     "map": is_text_map,

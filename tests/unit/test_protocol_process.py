@@ -236,9 +236,35 @@ def test_whatever_happens_the_process_ends(events: list[Any]) -> None:
     assert (state.phase, kills) == (KILLING, 1)
 
 
+@pytest.mark.parametrize("phase", [READY, LOADING])
+def test_a_worker_that_is_recycled_goes_like_one_that_is_stopped_and_says_why(phase: ProcessPhase) -> None:
+    state = ProcessState(phase)
+    stopped, effects = PROCESS.step(state, StopAsked(), 0)
+    recycled, same_effects = PROCESS.step(state, StopAsked(DeathCause.RECYCLED), 0)
+    assert (recycled.phase, same_effects) == (stopped.phase, effects)
+    for event in (Drained(), Exited()) if phase is READY else (Exited(),):
+        recycled, _ = PROCESS.step(recycled, event, 0)
+    assert (recycled.phase, recycled.cause) == (EXITED, DeathCause.RECYCLED)
+
+
+# Whether we ended a healthy worker, and what those who were in it end with.
+WHOSE = {
+    DeathCause.CRASHED: (False, EndReason.WORKER_CRASHED),
+    DeathCause.STOPPED: (True, EndReason.WORKER_KILLED),
+    DeathCause.CANCEL_KILL: (True, EndReason.WORKER_KILLED),
+    DeathCause.UNRESPONSIVE: (False, EndReason.WORKER_UNRESPONSIVE),
+    DeathCause.DEAF: (False, EndReason.WORKER_UNRESPONSIVE),
+    DeathCause.PROTOCOL_ERROR: (False, EndReason.PROTOCOL_ERROR),
+    DeathCause.STARTUP_TIMEOUT: (False, EndReason.STARTUP_TIMEOUT),
+    DeathCause.LOAD_FAILED: (False, EndReason.UNAVAILABLE),
+    DeathCause.MEMORY_LIMIT: (False, EndReason.WORKER_KILLED),
+    DeathCause.OUT_OF_MEMORY: (False, EndReason.WORKER_CRASHED),
+    DeathCause.RECYCLED: (True, EndReason.WORKER_KILLED),
+}
+
+
 @pytest.mark.parametrize("cause", DeathCause)
 def test_every_cause_says_whose_fault_it_was(cause: DeathCause) -> None:
-    assert cause.is_ours == (cause in (DeathCause.STOPPED, DeathCause.CANCEL_KILL))
-    assert (cause.end_reason is EndReason.WORKER_KILLED) == cause.is_ours
+    assert (cause.is_ours, cause.end_reason) == WHOSE[cause]
     assert not cause.end_reason.is_natural
     assert cause.end_reason.end_class is not EndClass.CALLER

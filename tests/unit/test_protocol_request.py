@@ -16,6 +16,7 @@ from infervisor.protocol.machines.request import (
     BeginCancel,
     Dequeue,
     Finished,
+    Interrupted,
     Lost,
     RequestPhase,
     RequestState,
@@ -24,7 +25,9 @@ from infervisor.protocol.machines.request import (
 )
 from infervisor.protocol.machines.table import NoSuchRow
 
-EVENTS: tuple[type[Any], ...] = (Submitted, Finished, Abandoned, Lost)
+EVENTS: tuple[type[Any], ...] = (Submitted, Interrupted, Finished, Abandoned, Lost)
+WITHOUT_REASON = (Submitted, Interrupted)
+WANTS_NO_MORE = (EndReason.CANCELLED, EndReason.CLIENT_DISCONNECTED)
 PHASES = {
     RequestPhase.QUEUED: RequestState(),
     RequestPhase.RUNNING: RequestState(RequestPhase.RUNNING),
@@ -35,6 +38,7 @@ LEADS_TO = {
     (RequestPhase.QUEUED, Submitted): RequestPhase.RUNNING,
     (RequestPhase.QUEUED, Abandoned): RequestPhase.ENDED,
     (RequestPhase.QUEUED, Lost): RequestPhase.ENDED,
+    (RequestPhase.RUNNING, Interrupted): RequestPhase.QUEUED,
     (RequestPhase.RUNNING, Finished): RequestPhase.ENDED,
     (RequestPhase.RUNNING, Abandoned): RequestPhase.ENDED,
     (RequestPhase.RUNNING, Lost): RequestPhase.ENDED,
@@ -44,7 +48,7 @@ LEADS_TO = {
 
 
 def event_of(kind: type[Any], reason: EndReason) -> Any:
-    return kind() if kind is Submitted else kind(reason)
+    return kind() if kind in WITHOUT_REASON else kind(reason)
 
 
 @pytest.mark.parametrize(("phase", "kind"), list(itertools.product(RequestPhase, EVENTS)))
@@ -68,7 +72,7 @@ def test_the_table_has_no_other_rows() -> None:
 def test_leaving_the_queue_is_the_release(kind: type[Any], reason: EndReason) -> None:
     after, effects = REQUEST.step(RequestState(), kind(reason), 0)
     assert after == RequestState(RequestPhase.ENDED, reason)
-    assert effects == (Dequeue(), TellEnd(reason, keep_buffer=True))
+    assert effects == (Dequeue(), TellEnd(reason, keep_buffer=reason not in WANTS_NO_MORE))
 
 
 @pytest.mark.parametrize("reason", EndReason)
@@ -82,9 +86,8 @@ def test_an_end_that_arrived_is_told_with_all_that_came_before(reason: EndReason
 @pytest.mark.parametrize("reason", EndReason)
 def test_abandoning_a_running_request_begins_its_cancel(reason: EndReason) -> None:
     after, effects = REQUEST.step(PHASES[RequestPhase.RUNNING], Abandoned(reason), 0)
-    wants_no_more = reason in (EndReason.CANCELLED, EndReason.CLIENT_DISCONNECTED)
     assert after == RequestState(RequestPhase.ENDED, reason)
-    assert effects == (BeginCancel(), TellEnd(reason, keep_buffer=not wants_no_more))
+    assert effects == (BeginCancel(), TellEnd(reason, keep_buffer=reason not in WANTS_NO_MORE))
 
 
 EVENT = st.builds(event_of, st.sampled_from(EVENTS), st.sampled_from(EndReason))
@@ -95,7 +98,7 @@ EVENT = st.builds(event_of, st.sampled_from(EVENTS), st.sampled_from(EndReason))
 def test_the_first_reason_wins_and_is_told_once(events: list[Any]) -> None:
     state, told, cancels, dequeues = RequestState(), [], 0, 0
     first: EndReason | None = None
-    was_running = False
+    was_running, ended_in = False, RequestPhase.QUEUED
     for event in events:
         before = state
         try:
@@ -103,12 +106,14 @@ def test_the_first_reason_wins_and_is_told_once(events: list[Any]) -> None:
         except NoSuchRow:
             assert state is before
             continue
-        if first is None and not isinstance(event, Submitted):
+        if first is None and not isinstance(event, WITHOUT_REASON):
             first = event.reason
         if before.phase is RequestPhase.ENDED:
             assert state == before
             assert effects == ()
         was_running |= state.phase is RequestPhase.RUNNING
+        if before.phase is not RequestPhase.ENDED:
+            ended_in = before.phase
         told += [effect for effect in effects if isinstance(effect, TellEnd)]
         cancels += BeginCancel() in effects
         dequeues += Dequeue() in effects
@@ -116,4 +121,4 @@ def test_the_first_reason_wins_and_is_told_once(events: list[Any]) -> None:
         assert (state.phase is RequestPhase.ENDED) == (first is not None)
     assert [effect.reason for effect in told] == ([] if first is None else [first])
     assert cancels <= was_running
-    assert dequeues == (first is not None and not was_running)
+    assert dequeues == (first is not None and ended_in is RequestPhase.QUEUED)

@@ -15,6 +15,7 @@ from infervisor.protocol.machines.slot import (
     ArmBackoff,
     BackoffOver,
     BreakerOpened,
+    CauseGone,
     ResetAsked,
     RestartRules,
     SlotPhase,
@@ -53,6 +54,7 @@ EVENTS = (
     ("backoff_over", BackoffOver()),
     ("wanted", WorkerWanted()),
     ("reset", ResetAsked()),
+    ("gone", CauseGone()),
     ("stop", SlotStopAsked()),
 )
 # Rows are events, columns phases: the phase that the event leads to, "!" if a worker is spawned for it,
@@ -67,6 +69,7 @@ permanent2    open       open       -          -           open        =
 backoff_over  =          =          starting!  =           =           -
 wanted        =          =          =          half_open!  =           -
 reset         =          -          starting!  starting!   =           =
+gone          -          -          -          starting!   -           -
 stop          stopped    stopped    stopped    stopped     stopped     -
 """
 LINES = [line.split() for line in GRID.strip().splitlines()]
@@ -182,8 +185,29 @@ def test_a_failure_that_cannot_heal_opens_the_breaker_at_once() -> None:
     assert (state.phase, effect, state.closes_ns) == (OPEN, BreakerOpened(), 507)
 
 
+@pytest.mark.parametrize("event", [ResetAsked(), CauseGone()])
+def test_what_cannot_heal_stays_open_until_its_cause_is_gone_or_somebody_asks(event: object) -> None:
+    state = SlotState(RULES)
+    for _ in range(2):
+        state, _ = crash_when_ready(state, 0)
+    state, _ = SLOT.step(state, BackoffOver(), 0)
+    state, _ = step(state, PERMANENT, 0)
+    assert state.is_permanent
+    for now in (499, 500, 10**12):
+        assert SLOT.step(state, WorkerWanted(), now) == (state, ()), "waiting heals nothing"
+    assert step(state, event, 0) == (SlotState(RULES), Spawn()), "all counts are forgotten"
+
+
+def test_a_failed_try_says_anew_whether_waiting_helps() -> None:
+    tried = SlotState(RULES, HALF_OPEN)
+    assert step(tried, PERMANENT, 0)[0].is_permanent
+    opened, _ = step(tried, CRASH, 0)
+    assert not opened.is_permanent
+    assert step(opened, WorkerWanted(), 500)[1] == Spawn()
+
+
 def test_after_the_cooldown_one_request_tries_one_start() -> None:
-    state, _ = step(SlotState(RULES), PERMANENT, 0)
+    state, _ = step(SlotState(RestartRules(0, 1000, 0, 10, 300, 0.0, 500)), CRASH, 0)
     assert SLOT.step(state, WorkerWanted(), 499) == (state, ())
     trial, effect = step(state, WorkerWanted(), 500)
     assert (trial.phase, effect) == (HALF_OPEN, Spawn())
@@ -314,6 +338,7 @@ class AnyLife(RuleBasedStateMachine):
         self.workers -= 1
         self.post(PERMANENT)
         assert self.state.phase in (OPEN, STOPPED)
+        assert self.state.is_permanent == (self.state.phase is OPEN)
 
     @precondition(lambda self: self.timers)
     @rule()
@@ -327,7 +352,8 @@ class AnyLife(RuleBasedStateMachine):
         before = self.state
         self.post(WorkerWanted())
         if before.phase is OPEN:
-            assert self.state.phase is (OPEN if self.now < before.closes_ns else HALF_OPEN)
+            waits = before.is_permanent or self.now < before.closes_ns
+            assert self.state.phase is (OPEN if waits else HALF_OPEN)
         else:
             assert self.state == before
 
@@ -338,6 +364,14 @@ class AnyLife(RuleBasedStateMachine):
             self.crashes.clear()
             self.failed = 0
         self.post(ResetAsked())
+
+    @precondition(lambda self: self.state.phase is OPEN and self.state.is_permanent)
+    @rule()
+    def change_the_model_file(self) -> None:
+        self.crashes.clear()
+        self.failed = 0
+        self.post(CauseGone())
+        assert self.state == SlotState(self.state.rules)
 
     @precondition(lambda self: self.now > 200 and self.state.phase is not STOPPED)
     @rule()
@@ -353,6 +387,10 @@ class AnyLife(RuleBasedStateMachine):
         if phase is not STOPPED:
             assert self.workers == (phase in (STARTING, RUNNING, HALF_OPEN))
             assert not self.workers or self.ready == (phase is RUNNING)
+
+    @invariant()
+    def only_an_open_breaker_may_be_open_for_good(self) -> None:
+        assert self.state.phase in (OPEN, STOPPED) or not self.state.is_permanent
 
     @invariant()
     def a_slot_that_waits_has_a_timer_that_ends_it(self) -> None:

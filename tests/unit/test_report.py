@@ -10,8 +10,10 @@ import pytest
 
 from infervisor.protocol.endings import EndReason
 from infervisor.protocol.ladder import Stage
+from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.timeline import Timeline
 from infervisor.supervisor.report import ErrorInfo, Report, Usage
+from infervisor.supervisor.resume import Resume
 
 MS = 1_000_000
 
@@ -39,6 +41,7 @@ def whole() -> Report:
         worker_pid=77,
         error=ErrorInfo("code", "message", "detail", "field"),
         warnings=("careful",),
+        resumes=(Resume(DeathCause.CRASHED, 66, 2, 1, lost_ns=1125 * MS, resumed_ns=1140 * MS),),
     )
 
 
@@ -76,6 +79,17 @@ def test_the_whole_story_as_plain_data() -> None:
         "seed": 9,
         "window": 32,
         "worker_pid": 77,
+        "resumes": [
+            {
+                "cause": "crashed",
+                "worker_pid": 66,
+                "delivered_tokens": 2,
+                "restored_tokens": 1,
+                "lost_ns": 1125 * MS,
+                "resumed_ns": 1140 * MS,
+                "pause_s": 0.015,
+            }
+        ],
         "warnings": ["careful"],
     }
 
@@ -104,7 +118,8 @@ def test_every_end_reason_is_data_and_ends_the_line(reason: EndReason) -> None:
 def test_the_line() -> None:
     assert whole().to_line() == (
         "queued 10.0 ms · first token 100.0 ms · last token 180.0 ms · "
-        "released 3.0 ms after the cancel (in_band) · 50.0 tokens/s · 5 tokens · cancelled"
+        "released 3.0 ms after the cancel (in_band) · 50.0 tokens/s · 5 tokens · "
+        "resumed 1 × (paused 15.0 ms) · cancelled"
     )
     assert (
         report().to_line()

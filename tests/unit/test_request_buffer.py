@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from infervisor.protocol.deadlines import Budget
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import check_request
+from infervisor.supervisor.resume import OnCrash
 from infervisor.supervisor.settings import Deadlines
 
 CONSUMER_NS = 100
@@ -27,7 +28,7 @@ def request(window: int = 32) -> Request:
         special=True,
         sampling={},
     )
-    return Request(7, given_input, Deadlines(startup_s=None, consumer_s=CONSUMER_NS / 1e9), 0)
+    return Request(7, given_input, Deadlines(startup_s=None, consumer_s=CONSUMER_NS / 1e9), OnCrash.FAIL, 0)
 
 
 def take_all(of: Request) -> list[tuple[Chunk, int]]:

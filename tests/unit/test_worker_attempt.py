@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infervisor.protocol.errors import InvalidRequest, LocalProtocolError
 from infervisor.protocol.generation import Limits
@@ -163,3 +165,97 @@ def test_more_than_was_granted_is_the_engines_error() -> None:
 def test_a_step_that_gave_nothing_is_the_engines_error() -> None:
     with pytest.raises(LocalProtocolError, match="neither prompt nor token"):
         attempt().take([])
+
+
+# --- going on where another worker was -----------------------------------------------------------------
+
+Said = tuple[list[str], str, str]
+"""The texts that were sent, token by token, what the end brought with it, and the end."""
+
+
+def finish(made: Attempt, sent: list[str], why: str) -> Said:
+    text = made.text.finish()
+    return sent, text, "stop_sequence" if made.text.stopped else why
+
+
+def go_on(pieces: list[bytes], cut: int, limits: Limits, context_tokens: int, step_tokens: int) -> Said:
+    """Resume after `cut` delivered tokens and say the rest of `pieces`, then the end token."""
+    made = Attempt.arrived(submit(1, limits=limits, delivered=tuple(range(cut))))
+    made.check()
+    made.opened(0, Opened(3, delivered_data=pieces[:cut]), context_tokens)
+    if made.already_ended is not None:
+        return finish(made, [], made.already_ended)
+    sent: list[str] = []
+    rest = [Sampled(index, data) for index, data in enumerate(pieces)][cut:]
+    sampled = [*rest, Sampled(99, b"", end=True)]
+    while True:
+        size = min(step_tokens, made.allowance)
+        taken = made.take(sampled[:size])
+        del sampled[:size]
+        assert taken is not None
+        sent += [text for _, text, _ in taken.tokens]
+        if taken.why is not None:
+            return finish(made, sent, taken.why)
+
+
+LETTERS = "ab\N{LATIN SMALL LETTER E WITH ACUTE}\N{LLAMA}"
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[bytes], Limits, int, int]:
+    """An answer cut into tokens anywhere, even inside a character, and limits that may end it."""
+    data = draw(st.text(LETTERS, max_size=24)).encode() + draw(st.sampled_from([b"", b"\xf0\x9f", b"\xff"]))
+    pieces: list[bytes] = []
+    while data:
+        size = draw(st.integers(0, 5))
+        pieces.append(data[:size])
+        data = data[size:]
+    stops = draw(st.lists(st.text(LETTERS + "\N{REPLACEMENT CHARACTER}", min_size=1, max_size=5), max_size=3))
+    limits = Limits(max_tokens=draw(st.none() | st.integers(1, 30)), stop=tuple(stops))
+    return pieces, limits, draw(st.integers(5, 40)), draw(st.integers(1, 3))
+
+
+@given(streams())
+def test_cut_at_any_token_the_rest_is_as_if_nothing_had_happened(
+    stream: tuple[list[bytes], Limits, int, int],
+) -> None:
+    pieces, limits, context_tokens, step_tokens = stream
+    sent, held, why = go_on(pieces, 0, limits, context_tokens, step_tokens)
+    for cut in range(1, len(sent) + 1):
+        rest = go_on(pieces, cut, limits, context_tokens, step_tokens)
+        assert rest == (sent[cut:], held, why), f"cut after {cut} tokens"
+
+
+@pytest.mark.parametrize(
+    ("limits", "context_tokens", "why"),
+    [
+        ({"max_tokens": 2}, 100, "length"),
+        ({"stop": ("b",), "max_tokens": 2}, 100, "stop_sequence"),
+        ({}, 5, "context_full"),
+        ({}, 6, None),
+        ({"max_tokens": 3, "stop": ("bc",)}, 100, None),
+    ],
+)
+def test_an_end_on_the_last_delivered_token_is_known_at_once(
+    limits: dict[str, Any], context_tokens: int, why: str | None
+) -> None:
+    made = Attempt.arrived(submit(1, limits=Limits(**limits), delivered=(5, 6)))
+    made.check()
+    made.opened(0, Opened(3, delivered_data=[b"a", b"b"]), context_tokens)
+    assert made.already_ended == why
+    assert made.usage()["computed_tokens"] == 0
+
+
+def test_an_attempt_without_delivered_tokens_has_not_ended() -> None:
+    assert attempt(context_tokens=3, prompt_tokens=3).already_ended is None
+
+
+def test_restored_tokens_are_counted_as_cached_and_what_follows_them_is_read_without_credit() -> None:
+    made = Attempt.arrived(submit(1, credit=0, delivered=(5, 6, 7)))
+    made.check()
+    made.opened(0, Opened(3, delivered_data=[b"a", b"b", b"c"]), 100)
+    made.restored(5)
+    assert made.usage()["cached_tokens"] == 5
+    assert made.runnable, "a delivered token has to be read again, and that needs no credit"
+    made.take(Prefilled(6, 6))
+    assert not made.runnable

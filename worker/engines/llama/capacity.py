@@ -1,16 +1,19 @@
-"""What this machine can carry: processor cores for the default thread count, memory for the KV cache.
+"""What this machine can carry: processor cores for the default thread count, and the memory that is free.
 
-Reads the operating system's counts, decides nothing about the model but whether its context can fit.
+Reads the operating system's counts, decides nothing. Called once by `load()`, in the work loop's thread.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from infervisor.worker.engine import LoadRefused
-from infervisor.worker.engines.llama.gguf_header import GgufHeader
-from infervisor.worker.engines.llama.options import KV_TYPES, MAX_THREADS, LlamaOptions
+from infervisor.worker.engines.llama.memory_estimate import FreeMemory
+from infervisor.worker.engines.llama.options import MAX_THREADS
+
+UNLIMITED_BYTES = 1 << 60
+"""A control group of version 1 without a limit says almost 2**63."""
 
 
 def default_threads() -> int:
@@ -43,37 +46,68 @@ def _quota_cores() -> int:
         return MAX_THREADS
 
 
-def memory_bytes() -> int:
-    """Return the bytes of physical memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def free_memory(root: Path = Path("/")) -> FreeMemory:
+    """Return how much memory could be taken without swapping: of the machine, or of its tightest control group.
 
-
-def kv_cache_bytes(header: GgufHeader, options: LlamaOptions, context_tokens: int) -> int:
-    """Return about how many bytes the KV cache of all slots takes for `context_tokens` tokens each."""
-    heads = header.number("{arch}.attention.head_count")
-    head_tokens = header.number("{arch}.embedding_length") // heads if heads else 0
-    key_length = header.number("{arch}.attention.key_length", head_tokens)
-    value_length = header.number("{arch}.attention.value_length", head_tokens)
-    kv_heads = sum(header.per_layer("{arch}.attention.head_count_kv", heads))
-    per_token = kv_heads * (
-        key_length * KV_TYPES[options.kv_type_k][1] + value_length * KV_TYPES[options.kv_type_v][1]
-    )
-    return int(per_token * context_tokens * options.slots)
-
-
-def check_memory(header: GgufHeader, options: LlamaOptions, context_tokens: int) -> None:
-    """Refuse a context that can't fit, in place of minutes of allocation and a death at random.
-
-    Raises `LoadRefused` with code out_of_memory naming both numbers. Layers on a device have memory of
-    their own, so nothing is refused then.
+    What the kernel would give back at once, such as pages of files, counts as free. root: where /proc and /sys are.
     """
-    if options.n_gpu_layers != 0:
-        return
-    needed, available = kv_cache_bytes(header, options, context_tokens), memory_bytes()
-    if needed > available:
-        raise LoadRefused(
-            f"a context of {context_tokens} tokens in {options.slots} slot(s) needs about "
-            f"{needed / 1e9:.1f} GB for its KV cache, and this machine has {available / 1e9:.1f} GB of "
-            "memory: lower n_ctx or slots, or use kv_type_k='q8_0'",
-            "out_of_memory",
-        )
+    return min([_machine(root), *_group_v2(root), *_group_v1(root)], key=lambda free: free.total)
+
+
+def _machine(root: Path) -> FreeMemory:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        return FreeMemory(sizes["MemAvailable"], sizes["MemTotal"])
+    except (OSError, ValueError, IndexError, KeyError):
+        # Not Linux, or one without /proc: unused pages where they are counted, all pages otherwise.
+        page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+        unused = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else pages
+        return FreeMemory(unused * page_bytes, pages * page_bytes)
+
+
+def _group_v2(root: Path) -> list[FreeMemory]:
+    levels = _levels(root, root / "sys/fs/cgroup", lambda controllers: controllers == "")
+    return _left(levels, "memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def _group_v1(root: Path) -> list[FreeMemory]:
+    levels = _levels(
+        root, root / "sys/fs/cgroup/memory", lambda controllers: "memory" in controllers.split(",")
+    )
+    reclaimable = ("total_inactive_file", "total_active_file")
+    return _left(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", reclaimable)
+
+
+def _levels(root: Path, mount: Path, is_meant: Callable[[str], bool]) -> list[Path]:
+    """Return this process's group and those above it, as far as they can be seen here."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if is_meant(controllers):
+            group = mount / path.lstrip("/")
+            # In a container the path may be the host's, while only what is below it is mounted.
+            group = group if group.is_dir() and ".." not in group.parts else mount
+            return [group, *(above for above in group.parents if above.is_relative_to(mount))]
+    return []
+
+
+def _left(levels: list[Path], limit: str, usage: str, reclaimable: tuple[str, ...]) -> list[FreeMemory]:
+    """Return what each level that has a limit still gives."""
+    found: list[FreeMemory] = []
+    for level in levels:
+        try:
+            # "max" is no number, and neither has the top a limit.
+            most = int((level / limit).read_text())
+            used = int((level / usage).read_text())
+            stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+            given_back = sum(int(stat.get(name, 0)) for name in reclaimable)
+        except (OSError, ValueError):
+            continue
+        if most < UNLIMITED_BYTES:
+            left = most - max(0, used - given_back)
+            found.append(FreeMemory(max(0, left), most, "this process's control group"))
+    return found

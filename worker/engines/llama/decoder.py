@@ -105,15 +105,18 @@ class Decoder:
         kept = int(self._llama.llama_memory_seq_pos_max(self._memory, slot)) + 1
         return self.roll_back(slot, min(max(kept, start), stop)), False
 
-    def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> bool:
+    def decode(
+        self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int], *, outputs: bool = True
+    ) -> bool:
         """Decode one token of each slot in one call; outputs are then numbered as the slots are.
 
-        Returns False if interrupted: memory is then to be put right with `roll_back` for each slot.
+        outputs: False computes what goes into memory alone, the same in a fifth less time. Returns False if
+        interrupted: memory is then to be put right with `roll_back` for each slot.
         """
         for index, slot in enumerate(slots):
             self._tokens[index] = tokens[index]
             self._positions[index] = positions[index]
-            self._outputs[index] = 1
+            self._outputs[index] = outputs
             self._sequences[index] = self._slot_pointers[slot]
         return self._call(len(slots))
 
@@ -141,17 +144,46 @@ class Decoder:
         """
         llama, memory = self._llama, self._memory
         if position > 0 and not self._recurrent and llama.llama_memory_seq_rm(memory, slot, position, -1):
-            last = llama.llama_memory_seq_pos_max(memory, slot)
-            first = llama.llama_memory_seq_pos_min(memory, slot)
-            window_whole = not self._window or first <= max(0, position - self._window)
-            if last == position - 1 and window_whole:
+            if self._holds(slot, position):
                 return position
         self.forget(slot)
         return 0
 
+    def _holds(self, slot: int, position: int) -> bool:
+        """Whether memory has what the token at `position` needs, and nothing from there on."""
+        last = self._llama.llama_memory_seq_pos_max(self._memory, slot)
+        first = self._llama.llama_memory_seq_pos_min(self._memory, slot)
+        window_whole = not self._window or first <= max(0, position - self._window)
+        return bool(last == position - 1 and window_whole)
+
     def forget(self, slot: int) -> None:
         """Empty the slot's memory."""
         self._llama.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def state_bytes(self, slot: int) -> int:
+        """Return how many bytes `save` writes now."""
+        return int(self._llama.llama_state_seq_get_size(self.context, slot))
+
+    def save(self, slot: int, memory: memoryview) -> int:
+        """Copy the slot's memory into `memory`. Returns the bytes that took, 0 if they don't fit."""
+        return self._copy(self._llama.llama_state_seq_get_data, slot, memory)
+
+    def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
+        """Copy back what `save` wrote when the slot had `tokens` tokens; if that fails, empty the slot."""
+        read = self._copy(self._llama.llama_state_seq_set_data, slot, memory)
+        if read == len(memory) and self._holds(slot, tokens):
+            return True
+        self.forget(slot)
+        return False
+
+    def _copy(self, function: Any, slot: int, memory: memoryview) -> int:
+        first = ctypes.c_uint8.from_buffer(memory)
+        # llama.cpp complains of what doesn't fit; here that is an answer.
+        self._log.quiet = True
+        try:
+            return int(function(self.context, ctypes.byref(first), len(memory), slot))
+        finally:
+            self._log.quiet = False
 
     def warm_up(self, token: int) -> None:
         """Compute one token and forget it: pages are read in and buffers made before the first request."""

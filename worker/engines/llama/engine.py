@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling, check_seed
 from infervisor.protocol.messages import Submit
 from infervisor.worker.engine import ModelFacts, Opened, Outcome, Prefilled, Sampled, Stoppable
-from infervisor.worker.engines.llama.capacity import check_memory
+from infervisor.worker.engines.llama.capacity import free_memory
 from infervisor.worker.engines.llama.decoder import Decoder
 from infervisor.worker.engines.llama.greedy import Argmax
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog, load_library
 from infervisor.worker.engines.llama.loading import load_context, load_model, model_facts
+from infervisor.worker.engines.llama.memory_estimate import fit_context
 from infervisor.worker.engines.llama.model_file import check_model_file
 from infervisor.worker.engines.llama.options import REPRODUCIBLE_SLICE_TOKENS, LlamaOptions
 from infervisor.worker.engines.llama.sampler import SamplerChain
@@ -88,7 +89,8 @@ class LlamaEngine:
         settings = LlamaOptions.from_mapping(options)
         file = check_model_file(model)
         wanted_tokens = settings.wanted_context(file.header.number("{arch}.context_length"))
-        check_memory(file.header, settings, wanted_tokens)
+        free = free_memory() if settings.check_memory else None
+        fitted = fit_context(file.header, file.total_bytes, settings, wanted_tokens, free)
 
         progress("import", 0.0)
         self._llama, self._log = load_library()
@@ -99,7 +101,7 @@ class LlamaEngine:
         self._vocabulary = Vocabulary(self._llama, self._model)
         self._argmax = Argmax(self._llama, self._vocabulary.size)
         self._template = self._make_template(settings)
-        context = load_context(self._llama, self._log, self._model, settings, wanted_tokens)
+        context = load_context(self._llama, self._log, self._model, settings, fitted.tokens)
         self._decoder = Decoder(
             self._llama, self._model, context, self._abort, self._log,
             slots=settings.slots,
@@ -112,9 +114,10 @@ class LlamaEngine:
         progress("warm_up", 0.0)
         self._decoder.warm_up(max(self._vocabulary.bos, 0))
         progress("warm_up", 1.0)
-        return model_facts(
+        facts = model_facts(
             self._llama, self._model, context, file, settings, self._vocabulary, self._template
         )
+        return replace(facts, extra={**facts.extra, **fitted.to_facts()})
 
     def _make_template(self, settings: LlamaOptions) -> ChatTemplate:
         assert self._vocabulary is not None
@@ -139,7 +142,7 @@ class LlamaEngine:
         prompt = self._prompt_tokens(submit, stoppable)
         delivered = list(submit.delivered)
         try:
-            self._check_length(len(prompt), len(delivered))
+            self._check_length(len(prompt))
         except InvalidRequest as error:
             error.field = "prompt" if submit.messages is None else "messages"
             raise
@@ -152,7 +155,7 @@ class LlamaEngine:
         sampler.accept_prompt(prompt)
         sampler.replay(delivered)
         self._sequences[slot] = _Sequence([*prompt, *delivered], len(prompt) - 1, sampler)
-        return Opened(prompt_tokens=len(prompt))
+        return Opened(len(prompt), delivered_data=[vocabulary.piece(token) for token in delivered])
 
     def _prompt_tokens(self, submit: Submit, stoppable: Stoppable) -> list[int]:
         vocabulary, template = self._loaded()
@@ -181,13 +184,12 @@ class LlamaEngine:
                 "prompt",
             )
 
-    def _check_length(self, prompt_tokens: int, delivered_tokens: int) -> None:
+    def _check_length(self, prompt_tokens: int) -> None:
         if not prompt_tokens:
             raise InvalidRequest("the prompt is empty, and this model has no token to begin with", "prompt")
-        if prompt_tokens + delivered_tokens >= self._context_tokens:
-            more = f" and {delivered_tokens} delivered tokens" if delivered_tokens else ""
+        if prompt_tokens >= self._context_tokens:
             raise InvalidRequest(
-                f"the prompt has {prompt_tokens} tokens{more}, and the context holds {self._context_tokens}, "
+                f"the prompt has {prompt_tokens} tokens, and the context holds {self._context_tokens}, "
                 "of which the answer needs at least one: shorten the prompt or load with a larger n_ctx",
                 "prompt",
             )
@@ -226,18 +228,18 @@ class LlamaEngine:
             # they would leave slightly different numbers in memory, and another answer after them.
             until = time.monotonic() + REPLAY_SECONDS
             while sequence.missing and time.monotonic() < until:
-                if not self._decode([(slot, sequence)]):
+                if not self._decode([(slot, sequence)], outputs=False):
                     return False
         return True
 
-    def _decode(self, members: Sequence[tuple[int, _Sequence]]) -> bool:
+    def _decode(self, members: Sequence[tuple[int, _Sequence]], *, outputs: bool = True) -> bool:
         """Decode the next token of each sequence. If interrupted, put memory right and return False."""
         assert self._decoder is not None
         decoder = self._decoder
         slots = [slot for slot, _ in members]
         tokens = [sequence.tokens[sequence.position] for _, sequence in members]
         positions = [sequence.position for _, sequence in members]
-        finished = decoder.decode(slots, tokens, positions)
+        finished = decoder.decode(slots, tokens, positions, outputs=outputs)
         for slot, sequence in members:
             if finished:
                 sequence.position += 1
@@ -268,6 +270,35 @@ class LlamaEngine:
         sequence.sampler.close()
         if self._decoder is not None:
             self._decoder.forget(slot)
+
+    def tokens(self, slot: int) -> Sequence[int]:
+        """Return prompt, delivered and sampled tokens."""
+        return self._sequence(slot).tokens
+
+    def tokens_in_memory(self, slot: int) -> int:
+        """Return how many of them have been read."""
+        return self._sequence(slot).position
+
+    def snapshot_bytes(self, slot: int) -> int:
+        """Return how large a snapshot is now."""
+        assert self._decoder is not None
+        return self._decoder.state_bytes(slot)
+
+    def save(self, slot: int, memory: memoryview) -> int:
+        """Copy the sequence's KV memory, without its sampler, which is built again from its tokens."""
+        assert self._decoder is not None
+        return self._decoder.save(slot, memory)
+
+    def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
+        """Copy the KV memory of the first `tokens` tokens back; the next step reads what follows."""
+        assert self._decoder is not None
+        sequence = self._sequence(slot)
+        if sequence.position or not 0 < tokens < len(sequence.tokens):
+            return False
+        if not self._decoder.restore(slot, memory, tokens):
+            return False
+        sequence.position = tokens
+        return True
 
     def interrupt(self) -> None:
         """Make the running step return None within one graph node. Any thread."""

@@ -12,7 +12,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infervisor.worker.engine import LoadRefused
 
@@ -23,6 +23,8 @@ MAX_ENTRIES = 1 << 20
 """More keys or tensors than any model has by far."""
 KEPT_STRING_BYTES = 4096
 KEPT_ARRAY_ITEMS = 4096
+KEPT_TENSORS = frozenset({"token_embd.weight", "output.weight"})
+"""Those whose type and shape matter before loading."""
 
 _STRING = 8
 _ARRAY = 9
@@ -44,13 +46,26 @@ Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor. kind: its ggml type. shape: the row first. bytes: None for a type that isn't in the table."""
+
+    kind: int
+    shape: tuple[int, ...]
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a load decision needs. values: every scalar, short string and short array of numbers by key."""
+    """What a load decision needs.
+
+    values: every scalar, short string and short array of numbers by key. tensors: those of `KEPT_TENSORS`.
+    """
 
     version: int
     values: Mapping[str, Value]
     keys: frozenset[str]
     tensor_count: int
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict[str, TensorInfo])
 
     @property
     def architecture(self) -> str:
@@ -131,8 +146,8 @@ def _walk(file: mmap.mmap, path: str) -> GgufHeader:
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _Corrupt(f"general.alignment is {alignment!r}, not a power of two")
-    _check_tensors(file, position, size, tensor_count, alignment)
-    return GgufHeader(version, values, frozenset(keys), tensor_count)
+    tensors = _check_tensors(file, position, size, tensor_count, alignment)
+    return GgufHeader(version, values, frozenset(keys), tensor_count, tensors)
 
 
 def _check_version(version: int, path: str) -> None:
@@ -230,7 +245,10 @@ def _skip_strings(file: mmap.mmap, position: int, size: int, count: int, key: st
     return position
 
 
-def _check_tensors(file: mmap.mmap, position: int, size: int, count: int, alignment: int) -> None:
+def _check_tensors(
+    file: mmap.mmap, position: int, size: int, count: int, alignment: int
+) -> Mapping[str, TensorInfo]:
+    kept: dict[str, TensorInfo] = {}
     expected: int | None = 0
     ends: list[tuple[int, str]] = []
     for index in range(count):
@@ -244,6 +262,8 @@ def _check_tensors(file: mmap.mmap, position: int, size: int, count: int, alignm
         if expected is not None and offset != expected:
             raise _Corrupt(f"the tensor {name!r:.80} lies at {offset} instead of {expected}")
         tensor_bytes = _tensor_bytes(name, shape, kind)
+        if name in KEPT_TENSORS:
+            kept[name] = TensorInfo(kind, shape, tensor_bytes)
         if tensor_bytes is None:
             # A type that isn't in the table: nothing after it can be placed; llama.cpp checks the rest.
             expected = None
@@ -255,6 +275,7 @@ def _check_tensors(file: mmap.mmap, position: int, size: int, count: int, alignm
     for end, name in ends:
         if start + end > size:
             raise _Truncated(f"the tensor {name!r:.80} ends at byte {start + end}")
+    return kept
 
 
 def _tensor_bytes(name: str, shape: tuple[int, ...], kind: int) -> int | None:

@@ -38,8 +38,10 @@ class LlamaOptions:
     """How to load a model.
 
     n_ctx: context of one sequence in tokens; None is the model's own but at most 4096, 0 the model's own.
-    threads, threads_batch: for decoding and for prefill; None is the physical cores that this process may
-    use. batch_tokens: most tokens of one prefill call; ubatch: most tokens of one micro-batch.
+    fit_context: when memory is short, load with the largest context that fits instead of refusing.
+    check_memory: look before loading whether it fits. threads, threads_batch: for decoding and for prefill;
+    None is the physical cores that this process may use. batch_tokens: most tokens of one prefill call;
+    ubatch: most tokens of one micro-batch.
     n_gpu_layers: −1 is all. main_gpu, tensor_split, split_mode: as in llama.cpp. use_mmap, use_mlock.
     flash_attention: "auto", true or false. kv_type_k, kv_type_v: element types of the KV cache.
     rope_freq_base, rope_freq_scale: 0 is the model's own. swa_full: keep the whole cache for
@@ -49,6 +51,8 @@ class LlamaOptions:
     """
 
     n_ctx: int | None = None
+    fit_context: bool = False
+    check_memory: bool = True
     threads: int | None = None
     threads_batch: int | None = None
     batch_tokens: int = 512
@@ -181,6 +185,8 @@ def _text(name: str, value: object) -> str | None:
 
 _CHECKS: Mapping[str, Check] = {
     "n_ctx": _context,
+    "fit_context": _flag,
+    "check_memory": _flag,
     "threads": _whole(1, MAX_THREADS, optional=True),
     "threads_batch": _whole(1, MAX_THREADS, optional=True),
     "batch_tokens": _whole(8, 1 << 20),

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 import threading
 import time
+import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +33,15 @@ from infervisor.worker.engines.scripted.options import ScriptedOptions
 from infervisor.worker.fault_hooks import FaultHooks
 
 NO_FRAMES = -1
+_MEMORY = struct.Struct("<Q")
 
 
 @dataclass(slots=True)
 class Script:
-    """One sequence: what was asked, and how far the answer is."""
+    """One sequence: what was asked, and how far the answer is.
+
+    answer: ids of the tokens said, delivered ones included. reading: the prompt isn't read, or that isn't told yet.
+    """
 
     submit: Submit
     prompt: str
@@ -42,7 +49,9 @@ class Script:
     prompt_tokens: int
     temperature: float
     index: int
+    answer: array[int]
     read_tokens: int = 0
+    reading: bool = True
     fired: set[Fault] = field(default_factory=set[Fault])
 
 
@@ -112,6 +121,7 @@ class ScriptedEngine:
             prompt_tokens=prompt_tokens,
             temperature=Sampling.from_wire(submit.sampling).temperature,
             index=len(submit.delivered),
+            answer=array("Q", submit.delivered),
         )
         self._misbehave("open", self._opened, script)
         self._opened += 1
@@ -119,17 +129,17 @@ class ScriptedEngine:
             until = time.monotonic() + self._options.open_s
             stoppable(lambda: _spin(until))
         self._scripts[slot] = script
-        return Opened(prompt_tokens)
+        delivered = [self._piece(script, index) or b"" for index in range(script.index)]
+        return Opened(prompt_tokens, delivered_data=delivered)
 
     def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
         """Read a slice of each unread prompt, then compute the next tokens of each other sequence."""
         outcomes: list[Outcome] = []
         scripts = [self._scripts[slot] for slot in slots]
         for script in scripts if self._options.faults else ():
-            unread = script.read_tokens < script.prompt_tokens
-            phase, count = ("prefill", script.read_tokens) if unread else ("decode", script.index)
+            phase, count = ("prefill", script.read_tokens) if script.reading else ("decode", script.index)
             self._misbehave(phase, count, script)
-        prefilling = [script for script in scripts if script.read_tokens < script.prompt_tokens]
+        prefilling = [script for script in scripts if script.reading]
         done = {id(script): script.read_tokens for script in prefilling}
         for script in prefilling:
             tokens, seconds = self._slice(script)
@@ -142,7 +152,10 @@ class ScriptedEngine:
         for position, script in enumerate(scripts):
             if id(script) in done:
                 script.read_tokens = done[id(script)]
-                outcomes.append(Prefilled(script.read_tokens, script.prompt_tokens))
+                script.reading = script.read_tokens < script.prompt_tokens
+                outcomes.append(
+                    Prefilled(min(script.read_tokens, script.prompt_tokens), script.prompt_tokens)
+                )
             elif self._options.step_tokens == 1 or not most:
                 outcomes.append(self._sample(script))
             else:
@@ -171,6 +184,39 @@ class ScriptedEngine:
         """Forget everything."""
         self._scripts.clear()
 
+    # --- what it remembers: here the memory of a sequence is the number of tokens read ---------------
+
+    def tokens(self, slot: int) -> Sequence[int]:
+        """Return stand-ins for the prompt's tokens, and those of the answer."""
+        script = self._scripts[slot]
+        return [*(zlib.crc32(word) for word in script.words or (b"",)), *script.answer]
+
+    def tokens_in_memory(self, slot: int) -> int:
+        """Return how many of them have been read."""
+        script = self._scripts[slot]
+        return script.read_tokens if script.reading else script.prompt_tokens + len(script.answer)
+
+    def snapshot_bytes(self, slot: int) -> int:
+        """Return the size of a number."""
+        return _MEMORY.size
+
+    def save(self, slot: int, memory: memoryview) -> int:
+        """Write the number of tokens read."""
+        if len(memory) < _MEMORY.size:
+            return 0
+        _MEMORY.pack_into(memory, 0, self.tokens_in_memory(slot))
+        return _MEMORY.size
+
+    def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
+        """Skip reading what was read; if all was, the next step says so in no time."""
+        script = self._scripts[slot]
+        if script.read_tokens or not 0 < tokens <= script.prompt_tokens + len(script.answer):
+            return False
+        if len(memory) != _MEMORY.size or _MEMORY.unpack(memory) != (tokens,):
+            return False
+        script.read_tokens = tokens
+        return True
+
     # --- what it says ------------------------------------------------------------------------------
 
     def _sample(self, script: Script) -> Sampled:
@@ -178,9 +224,9 @@ class ScriptedEngine:
         script.index += 1
         data = self._piece(script, index)
         vocabulary = self._options.vocabulary_tokens
-        if data is None:
-            return Sampled(vocabulary - 1, b"", end=True)
-        return Sampled(index % vocabulary, data)
+        token = vocabulary - 1 if data is None else index % vocabulary
+        script.answer.append(token)
+        return Sampled(token, data or b"", end=data is None)
 
     def _sample_several(self, script: Script, most: int) -> list[Sampled]:
         sampled: list[Sampled] = []
@@ -216,7 +262,7 @@ class ScriptedEngine:
         rate = options.prefill_tokens_per_s
         if rate is None and options.prefill_s:
             rate = script.prompt_tokens / options.prefill_s
-        left = script.prompt_tokens - script.read_tokens
+        left = max(0, script.prompt_tokens - script.read_tokens)
         if rate is None:
             return left, 0.0
         tokens = min(left, max(1, int(rate * options.slice_s)))

@@ -7,14 +7,17 @@ loop's thread, in the middle of the engine's call, as the real thing would.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
 from infervisor.protocol.codec import LENGTH_BYTES, MAX_FROM_WORKER_BYTES, encode
@@ -25,6 +28,8 @@ from infervisor.worker.fault_hooks import FaultHooks
 PHASES = ("import", "load", "warm_up", "open", "prefill", "decode", "release")
 THEN = ("go_on", "stall", "exit")
 UNKNOWN_ID = (1 << 63) + 7
+ROOM_BYTES = 1 << 26
+"""What `out_of_memory` may still allocate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,12 @@ class Fault:
     at: the phase. after: in decode, tokens of the request computed before; in prefill, prompt tokens read
     before; in open and release, requests opened or released before; in load, load steps done before.
     kind: a name of `KINDS`. prompt_contains: only for requests whose prompt holds this. once_file: only if
-    this file doesn't exist yet; it is created, so that the next worker is healthy.
+    this file doesn't exist yet; it is created, so that the next worker is healthy. armed_file: only if this file
+    exists; it is removed, so that somebody outside plans each time anew.
     code: of exit, or of a refused load. number: of the signal. seconds: of a hang; None is for ever. Of a burn: 1 s
     without it.
-    bytes: of a flood or garbage. newlines: whether a flood has lines. count: of tokens beyond credit.
-    then: go_on, stall or exit after damage to the frames pipe. session: a grandchild leaves the process
+    bytes: of a flood or garbage, or kept by a leak. newlines: whether a flood has lines. count: of tokens beyond
+    credit. then: go_on, stall or exit after damage to the frames pipe. session: a grandchild leaves the process
     group. permanent: of a refused load. message: of an exception.
     """
 
@@ -47,6 +53,7 @@ class Fault:
     after: int = 0
     prompt_contains: str | None = None
     once_file: str | None = None
+    armed_file: str | None = None
     code: int | str = 3
     number: int = signal.SIGKILL
     seconds: float | None = None
@@ -74,7 +81,12 @@ class Fault:
         return cls(**fault)
 
     def claim(self) -> bool:
-        """Return whether the fault may happen here and now, once for all workers if it has a `once_file`."""
+        """Return whether the fault may happen here and now: see `once_file` and `armed_file`."""
+        if self.armed_file is not None:
+            try:
+                os.unlink(self.armed_file)
+            except FileNotFoundError:
+                return False
         if self.once_file is None:
             return True
         try:
@@ -93,6 +105,7 @@ class Situation:
     index: int = 0
     ignores_interrupts: bool = False
     never_releases: bool = False
+    leaked: list[bytearray] = field(default_factory=list[bytearray])
 
 
 Kind = Callable[[Fault, Situation], None]
@@ -113,8 +126,35 @@ def _segfault(fault: Fault, situation: Situation) -> None:
     ctypes.string_at(0)
 
 
+def _bus_error(fault: Fault, situation: Situation) -> None:
+    """Read what was cut off a mapped file, as when a model is overwritten while it is loaded."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_READ) as mapped:
+            file.truncate(0)
+            mapped[0]
+
+
 def _signal(fault: Fault, situation: Situation) -> None:
     os.kill(os.getpid(), fault.number)
+
+
+def _out_of_memory(fault: Fault, situation: Situation) -> NoReturn:
+    """Allocate until there is no more, then give up as a C library does."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    # A limit stands for the machine's memory, which belongs to others, too.
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + ROOM_BYTES, most))
+    while libc.malloc(ROOM_BYTES // 8) is not None:
+        pass
+    os.write(2, b"scripted fault: failed to allocate a buffer\n")
+    os.abort()
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
 # --- the process hangs -------------------------------------------------------------------------------
@@ -155,6 +195,15 @@ def _refuse_release(fault: Fault, situation: Situation) -> None:
     situation.never_releases = True
 
 
+def _ignore_sigterm(fault: Fault, situation: Situation) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _leak(fault: Fault, situation: Situation) -> None:
+    """Keep so many more bytes, every page of them touched."""
+    situation.leaked.append(bytearray(b"\x01") * fault.bytes)
+
+
 def _block_reader(fault: Fault, situation: Situation) -> None:
     situation.hooks.block_reader()
 
@@ -164,6 +213,10 @@ def _block_reader(fault: Fault, situation: Situation) -> None:
 
 def _raise(fault: Fault, situation: Situation) -> NoReturn:
     raise RuntimeError(fault.message)
+
+
+def _memory_error(fault: Fault, situation: Situation) -> None:
+    bytearray(sys.maxsize)
 
 
 def _load_refused(fault: Fault, situation: Situation) -> NoReturn:
@@ -212,6 +265,15 @@ def _close_frames(fault: Fault, situation: Situation) -> None:
     _then(fault)
 
 
+def _close_control(fault: Fault, situation: Situation) -> None:
+    """The parent writes into a pipe that nobody reads; the worker takes it for the end of its parent."""
+    control_fd = int(sys.argv[sys.argv.index("--control") + 1])
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, control_fd, inheritable=False)
+    os.close(nowhere)
+    _then(fault)
+
+
 def _then(fault: Fault) -> None:
     if fault.then == "stall":
         threading.Event().wait(fault.seconds)
@@ -253,14 +315,19 @@ KINDS: dict[str, Kind] = {
     "exit": _exit,
     "abort": _abort,
     "segfault": _segfault,
+    "bus_error": _bus_error,
     "signal": _signal,
+    "out_of_memory": _out_of_memory,
     "hang": _hang,
     "hang_gil": _hang_gil,
     "ignore_cancel": _ignore_cancel,
     "burn": _burn,
     "refuse_release": _refuse_release,
+    "ignore_sigterm": _ignore_sigterm,
+    "leak": _leak,
     "block_reader": _block_reader,
     "raise": _raise,
+    "memory_error": _memory_error,
     "load_refused": _load_refused,
     "garbage": _garbage,
     "partial_frame": _partial_frame,
@@ -268,6 +335,7 @@ KINDS: dict[str, Kind] = {
     "forged_id": _forged_id,
     "credit_violation": _credit_violation,
     "close_frames": _close_frames,
+    "close_control": _close_control,
     "flood_stdout": _flood(1),
     "flood_stderr": _flood(2),
     "spawn_grandchild": _spawn_grandchild,
