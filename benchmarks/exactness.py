@@ -19,8 +19,7 @@ import anyio
 
 from benchmarks.figures import Figure
 from benchmarks.workers import NO_BACKOFF, NO_LIMIT
-from infervisor import Supervisor, default_model
-from infervisor.supervisor.settings import Snapshots
+from infervisor import Snapshots, Supervisor, default_model
 from tests.helpers.gemma import gemma_model
 
 TOKENS = 32

@@ -17,8 +17,7 @@ import anyio
 from benchmarks.figures import Figure, percentile
 from benchmarks.restart import alone_s
 from benchmarks.workers import NO_BACKOFF, NO_LIMIT, Interruption, Workers, interrupt, read_tokens
-from infervisor import Liveness, Supervisor, default_model
-from infervisor.supervisor.settings import Snapshots
+from infervisor import Liveness, Snapshots, Supervisor, default_model
 
 OPTIONS = {"n_ctx": 4096, "threads": 2}
 PROMPT = "word " * 1400

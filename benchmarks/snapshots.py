@@ -15,8 +15,7 @@ import anyio
 
 from benchmarks.figures import Figure, ratio
 from benchmarks.workers import read_tokens, snapshots_taken
-from infervisor import Stream, Supervisor, default_model
-from infervisor.supervisor.settings import Snapshots
+from infervisor import Snapshots, Stream, Supervisor, default_model
 
 OPTIONS = {"n_ctx": 4096, "threads": 2}
 WINDOW = 8

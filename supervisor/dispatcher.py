@@ -278,6 +278,7 @@ class Dispatcher:
         resume = request.went_on(now)
         if resume is not None:
             self.emit(events.RequestResumed(request.id, request.worker_pid or 0, resume))
+            self.pool.let_start()
 
     def attempt_acquitted(self, request: Request) -> None:
         """It has outlived what killed its worker, and needn't be alone any more."""
@@ -361,6 +362,11 @@ class Dispatcher:
         request.lose_worker(report.cause, worker.pid, worker.leaving_ns or now)
         self.queue.put_back(request)
         self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, len(request.delivered)))
+
+    def pool_is_resuming(self) -> bool:
+        """Whether a request that lost its worker works its way back to where it was."""
+        waiting = (attempt.request for attempt in self.attempts.values())
+        return any(request.is_resuming for request in (*waiting, *self.queue))
 
     def pool_gave_up(self) -> None:
         """No worker will be started by itself any more: refuse what waits."""

@@ -13,19 +13,30 @@ from infervisor.supervisor import events
 from infervisor.supervisor.memory import Verdict, kill_message, recycle_message, too_small_message
 from infervisor.supervisor.model_identity import FileIdentity, change_between, identity_of
 from infervisor.supervisor.settings import MemoryLimits
+from infervisor.supervisor.snapshot_memory import SnapshotMemory
 from infervisor.supervisor.worker import Worker
 
 if TYPE_CHECKING:
     from infervisor.supervisor.dispatcher import Dispatcher
 
 PERIOD_S = 1.0
+IDLE_LOOKS = 10
+"""After so many looks at an idle supervisor, memory that is kept for its next requests goes back."""
 
 
 class Lookout:
     """The periodic look of one supervisor."""
 
-    def __init__(self, dispatcher: Dispatcher, model: str | None, limits: MemoryLimits | None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        model: str | None,
+        limits: MemoryLimits | None,
+        snapshots: SnapshotMemory | None,
+    ) -> None:
         self.peak_rss_bytes = 0
+        self._snapshots = snapshots
+        self._idle_looks = 0
         self._dispatcher = dispatcher
         self._model = model
         self._limits = limits
@@ -39,9 +50,19 @@ class Lookout:
         """Look until cancelled."""
         while True:
             await anyio.sleep(PERIOD_S)
-            for worker in list(self._dispatcher.pool.workers):
-                await self._look_at_memory(worker)
-            self.look_at_model()
+            await self._look_once()
+
+    async def _look_once(self) -> None:
+        # In a call of its own: while it sleeps nothing may hold a worker that has died.
+        for worker in list(self._dispatcher.pool.workers):
+            await self._look_at_memory(worker)
+        self.look_at_model()
+        self._trim()
+
+    def _trim(self) -> None:
+        self._idle_looks = 0 if self._dispatcher.requests else self._idle_looks + 1
+        if self._idle_looks == IDLE_LOOKS and self._snapshots is not None:
+            self._snapshots.trim()
 
     async def _look_at_memory(self, worker: Worker) -> None:
         verdict = await worker.resources.look(worker.ready_ns)

@@ -25,6 +25,9 @@ from infervisor.supervisor.slot import Slot
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.worker import Worker
 
+HOLD_NS = 2 * NS_PER_S
+"""How long the start of a worker waits at most for requests that go on in another one: loading takes all cores."""
+
 
 class PoolOwner(Protocol):
     """What the pool tells the dispatcher, in the loop's thread."""
@@ -39,6 +42,10 @@ class PoolOwner(Protocol):
 
     def pool_lost(self, worker: Worker, report: ExitReport) -> None:
         """A worker is collected; its attempts are still listed. Nothing has followed from it yet."""
+        ...
+
+    def pool_is_resuming(self) -> bool:
+        """Whether a request that lost its worker works its way back to where it was."""
         ...
 
     def pool_gave_up(self) -> None:
@@ -71,6 +78,7 @@ class Pool:
         self._owner = owner
         self._due: deque[tuple[Worker, int | None]] = deque()
         """Workers to be replaced, with the grace of each in ns."""
+        self._hold_alarm = timers.alarm(lambda: self.let_start(anyway=True))
         rules = settings.restart.rules()
         self._make_slot: Callable[[], Slot] = lambda: Slot(
             rules, lambda: make_worker(self), start_task, self, timers
@@ -133,7 +141,8 @@ class Pool:
 
     def refusal(self) -> Unavailable:
         """Return the error for a request that comes while the breaker is open."""
-        slots = [slot for slot in self.slots if slot.is_open]
+        # Race "it is asked for when a place tries again already": that one's reason is still the latest.
+        slots = [slot for slot in self.slots if slot.is_open] or self.slots
         return min(slots, key=lambda slot: slot.state.closes_ns).refusal()
 
     def refusal_reason(self) -> str:
@@ -186,7 +195,8 @@ class Pool:
         """
         known = {worker for worker, _ in self._due}
         for worker in workers:
-            if worker not in known and worker.leaving_ns is None:
+            # One that is still loading is new already; replacing it again and again would never end.
+            if worker not in known and worker.is_ready and not worker.is_retiring:
                 self._due.append((worker, grace_ns))
         self._replace_next()
 
@@ -295,14 +305,16 @@ class Pool:
             )
         )
         self._owner.pool_lost(worker, report)
+        # First who serves in its place: a new worker waits for those who go on there.
+        self._fill()
         slot.worker_exited(report)
         if slot.state.phase not in (SlotPhase.OPEN, SlotPhase.STOPPED):
             self.restarts[report.cause.value] += 1
-        self._fill()
         if slot.is_done and len(self.slots) > 1:
             self.slots.remove(slot)
         self._replace_next()
         self._owner.pool_changed()
+        self.let_start()
         self.on_change()
 
     def worker_released(self, worker: Worker, release: WorkerRelease) -> None:
@@ -312,6 +324,24 @@ class Pool:
     def worker_release_late(self, worker: Worker, waited_s: float, left: tuple[int, ...]) -> None:
         """It has been going for some time, and something of it is still there."""
         self._owner.emit(events.WorkerReleaseLate(worker.pid, waited_s, left))
+
+    # --- starts that wait ------------------------------------------------------------------------
+
+    def slot_must_wait(self, slot: Slot) -> bool:
+        """Whether the start of a worker would slow down requests that have just lost theirs, and have another."""
+        if not self._starts_would_hurt():
+            return False
+        self._hold_alarm.aim(time.monotonic_ns() + HOLD_NS)
+        return True
+
+    def _starts_would_hurt(self) -> bool:
+        return not self.is_stopping and self.is_ready and self._owner.pool_is_resuming()
+
+    def let_start(self, *, anyway: bool = False) -> None:
+        """Start the workers that had to wait, if nobody is on the way back any more, or it has taken too long."""
+        if anyway or not self._starts_would_hurt():
+            for slot in list(self.slots):
+                slot.go_on()
 
     # --- what a slot tells -----------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ just emptied, that is a third of what the parent costs; so there the descriptor 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import sys
 from collections.abc import Callable
 
 import anyio
@@ -46,8 +48,18 @@ async def _on_asyncio(fd: int, read: Callable[[], bool]) -> None:
             if not goes_on:
                 done.set_result(None)
 
-    loop.add_reader(fd, readable)
+    _context_of_callbacks().run(loop.add_reader, fd, readable)
     try:
         await done
     finally:
         loop.remove_reader(fd)
+
+
+def _context_of_callbacks() -> contextvars.Context:
+    """Return the context in which the loop is to call back: one in which anyio knows that this is asyncio."""
+    context = contextvars.copy_context()
+    # Where sniffio is installed anyio asks it, and it tells asyncio by the running task. A callback has none.
+    sniffio = sys.modules.get("sniffio")
+    if sniffio is not None:
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context

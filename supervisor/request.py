@@ -181,6 +181,17 @@ class Request:
         """Note how many tokens the next worker took from a snapshot."""
         self.resumes[-1] = replace(self.resumes[-1], restored_tokens=tokens)
 
+    @property
+    def is_resuming(self) -> bool:
+        """Whether it has lost its worker and not gone on yet, though its reader could take something."""
+        resumes, window = self.resumes, self.window
+        return (
+            bool(resumes)
+            and resumes[-1].resumed_ns is None
+            and not self.has_ended
+            and window.worker_may_compute
+        )
+
     def went_on(self, now: int) -> Resume | None:
         """Note that its next token, or its end, has come; return the resume that is over now, or None."""
         if not self.resumes or self.resumes[-1].resumed_ns is not None:

@@ -224,11 +224,12 @@ class Snapshots:
     """What snapshots of running requests may cost, so that a next worker needn't read everything again.
 
     max_bytes: of shared memory for all of them together; only what is written takes memory. share: of the computing
-    time, from 0 to 0.5. Where the platform has no anonymous shared files, there are none.
+    time, from 0 to 0.5. What a request took stays for the next one, and goes back when nothing has run for some
+    seconds. Where the platform has no anonymous shared files, there are none.
     """
 
     max_bytes: int = 1 << 30
-    share: float = 0.015
+    share: float = 0.02
 
     def __post_init__(self) -> None:
         check_count("snapshots.max_bytes", self.max_bytes, 1 << 20, 1 << 50)

@@ -28,6 +28,10 @@ _COMING = (s.SlotPhase.STARTING, s.SlotPhase.HALF_OPEN, s.SlotPhase.BACKOFF)
 class SlotOwner(Protocol):
     """What a slot tells its pool, in the loop's thread."""
 
+    def slot_must_wait(self, slot: Slot) -> bool:
+        """Whether a start would take cores from somebody who needs them more; `go_on` follows then."""
+        ...
+
     def slot_spawned(self, slot: Slot, worker: Worker) -> None:
         """A worker process was started."""
         ...
@@ -57,6 +61,8 @@ class Slot:
         self.last_error: Callable[[], InfervisorError] | None = None
         self.last_message = ""
         self.is_started = False
+        self._is_held = False
+        """Whether a worker is to be started once nobody needs the cores more."""
         self._make_worker = make_worker
         self._start_task = start_task
         self._owner = owner
@@ -83,6 +89,17 @@ class Slot:
                     self._owner.slot_opened(self, self.last_message)
 
     def _spawn(self) -> None:
+        self._is_held = self._owner.slot_must_wait(self)
+        if not self._is_held:
+            self._spawn_now()
+
+    def go_on(self) -> None:
+        """Start the worker that had to wait, if there is one."""
+        if self._is_held:
+            self._is_held = False
+            self._spawn_now()
+
+    def _spawn_now(self) -> None:
         try:
             worker = self._make_worker()
         except WorkerSpawnError as error:
@@ -178,5 +195,6 @@ class Slot:
     def _want_none(self) -> None:
         # Also the second time: one that is ending is stopped when everything closes.
         if not self.is_ending:
+            self._is_held = False
             self._backoff_alarm.retire()
             self.apply(s.SlotStopAsked())

@@ -56,6 +56,9 @@ from infervisor.supervisor.stream import Answer, Stream
 from infervisor.supervisor.worker import Worker
 
 DEFAULT_SNAPSHOTS = Snapshots()
+KEPT_AREAS = 1 << 16
+"""All: pages that are in use already make the snapshots of the next request cheap. They go back when all is
+idle."""
 
 
 class Supervisor:
@@ -191,7 +194,9 @@ class Supervisor:
 
         assert self._mailbox is not None
         if self._snapshots is not None:
-            self._snapshot_memory = memory = SnapshotMemory.create(self._snapshots.max_bytes)
+            self._snapshot_memory = memory = SnapshotMemory.create(
+                self._snapshots.max_bytes, keep_areas=KEPT_AREAS
+            )
             if memory is not None:
                 self._worker_settings = replace(self._worker_settings, snapshots=memory.fd)
         self._dispatcher = dispatcher = Dispatcher(
@@ -206,7 +211,7 @@ class Supervisor:
             on_event=self._user_event,
         )
         dispatcher.pool.on_change = self._changed.ring
-        self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory)
+        self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory, self._snapshot_memory)
         tasks.start_soon(self._mailbox.run)
         tasks.start_soon(dispatcher.timers.run)
         tasks.start_soon(self._lookout.run)
@@ -295,7 +300,7 @@ class Supervisor:
         """
         pool = self._check_usable().pool
         grace_ns = None if grace_s is None else to_ns(check_seconds("grace_s", grace_s, zero=True))
-        old = list(pool.workers)
+        old = [worker for worker in pool.workers if worker.is_ready]
         pool.recycle(old, grace_ns)
         while not self._closed:
             left = [worker for worker in pool.workers if worker in old]

@@ -81,7 +81,8 @@ class Area:
         self._memory = memory
         self._fingerprint_hash = fingerprint_hash
         half = len(memory) // 2 // ALIGNMENT * ALIGNMENT
-        self._starts = (0, half)
+        self.starts = (0, half)
+        """Where the two buffers begin."""
         self.capacity_bytes = half - DATA_OFFSET
         self._best: int | None = None
         """The buffer that must not be overwritten: the newest snapshot of this sequence, or none."""
@@ -141,14 +142,14 @@ class Area:
     def _headers(self) -> list[tuple[int, Header]]:
         found = [
             (buffer, Header.unpack(bytes(self._memory[start : start + HEADER_BYTES])))
-            for buffer, start in enumerate(self._starts)
+            for buffer, start in enumerate(self.starts)
         ]
         return [(buffer, header) for buffer, header in found if header is not None]
 
     def _write_header(self, buffer: int, packed: bytes) -> None:
-        start = self._starts[buffer]
+        start = self.starts[buffer]
         self._memory[start : start + HEADER_BYTES] = packed
 
     def _data(self, buffer: int, size_bytes: int) -> memoryview:
-        start = self._starts[buffer] + DATA_OFFSET
+        start = self.starts[buffer] + DATA_OFFSET
         return self._memory[start : start + size_bytes]

@@ -1,8 +1,8 @@
 """Record real terminal sessions as pictures: python docs/pictures/record.py [NAME …]
 
-Each session is a command on a pseudo-terminal, and perhaps something that is done to it in the middle of its answer:
-a Ctrl-C, or `kill -9` for its worker from another terminal. What the terminal would show is written as SVG beside
-this file. Needs the extras demo and dev.
+Each session is a command on a pseudo-terminal, and perhaps something that is done to it in the middle of its
+answer: a Ctrl-C, or `kill -9` for its worker from another terminal. What the terminal would show is written as SVG
+beside this file. Needs the extras demo and dev.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ class ForPeople:
     def event(self, event: Event) -> None:
         """Draw the progress bar; say when the answer loses its worker, and when it goes on."""
         shows_bar = self._say.stderr.draws and not self._quiet and self._waits
-        if shows_bar and isinstance(event, LoadProgress):
+        # What had arrived is still being written while the answer waits: no bar over a line of it.
+        if shows_bar and self._column_0 and isinstance(event, LoadProgress):
             done = round(event.fraction * BAR_CELLS)
             bar = "█" * done + "░" * (BAR_CELLS - done)
             text = f"loading {bar} {event.fraction:4.0%} {for_terminal(event.phase)}"
@@ -157,6 +158,7 @@ class ForPeople:
         """Write a piece of the answer, unchanged unless a terminal would act on it."""
         text = for_terminal(chunk.text) if self._stdout.is_terminal else chunk.text
         if text:
+            self._clear_bar()
             self._column_0 = text.endswith("\n")
             await self._stdout.write(text.encode())
 

@@ -66,6 +66,9 @@ class RunSettings:
 async def run(settings: RunSettings) -> ExitCode:
     """Answer one prompt and return the exit code."""
     stdout, stderr = Output(1), Output(2)
+    if stderr.is_same_as(stdout):
+        # One writer for both: a note and the words before and after it stay in their order.
+        stderr = stdout
     diagnostics = Diagnostics(stderr, verbose=settings.verbose)
     show: Presentation
     if settings.json:

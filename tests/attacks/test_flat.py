@@ -143,7 +143,9 @@ async def test_a_hundred_deaths_leave_nothing(anyio_backend: str) -> None:
 async def test_deaths_of_llama_workers_leave_nothing(tmp_path: Path) -> None:
     told = Told()
     model = build_model(tmp_path / "loop.gguf", LOOP)
-    async with Supervisor(model, options={"threads": 1}, restart=AT_ONCE, on_event=told) as supervisor:
+    async with Supervisor(
+        model, options={"threads": 1}, restart=AT_ONCE, on_event=told, on_crash="fail"
+    ) as supervisor:
         await die_often(supervisor, told, 12, "abc")
 
 

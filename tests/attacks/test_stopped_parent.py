@@ -273,8 +273,6 @@ def only(**budgets: float) -> Deadlines:
 def stand_still_together(supervisor: Supervisor, seconds: float) -> None:
     """Stop the worker and block this process, as a paused container does; then let both go on."""
     pid = worker_of(supervisor).pid
-    # Nothing else of the supervisor may come late first, or the deadline would be forgiven in its wake.
-    supervisor._sample_alarm.aim(None)
     os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
@@ -327,7 +325,6 @@ async def test_what_parent_and_worker_stood_still_together_counts_for_no_rung_of
 async def test_a_deadline_that_ends_within_a_short_block_is_judged_by_what_has_arrived() -> None:
     with no_leftovers():
         async with scripted({"pace_s": 0.02}, escalation=PATIENT) as (supervisor, _):
-            supervisor._sample_alarm.aim(None)
             for _ in range(4):
                 async with supervisor.stream("count", deadlines=only(stall_s=0.3)) as stream:
                     await anext(stream)

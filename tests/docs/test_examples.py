@@ -71,13 +71,30 @@ def test_asyncio_app_answers_three_questions_and_stops_the_fourth(engine: str, t
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_application_survives_the_crash_of_its_worker(engine: str, tmp_path: Path) -> None:
+def test_an_answer_survives_the_crash_of_its_worker(engine: str, tmp_path: Path) -> None:
     printed = run("survive_a_crash.py", engine, tmp_path)
-    pids = re.findall(r"^\[worker (\d+) is ready after [\d.]+ s\]$", printed, flags=re.MULTILINE)
-    assert len(set(pids)) == 2, printed
-    assert f"[worker {pids[0]} is gone: the worker died while serving: SIGKILL(-9)" in printed
-    assert "[the answer ended: worker_crashed]" in printed
+    ready = re.findall(r"^\[worker (\d+) is ready after [\d.]+ s\]$", printed, flags=re.MULTILINE)
+    lost = re.findall(r"^\[worker (\d+) crashed: \d+ tokens have arrived\]$", printed, flags=re.MULTILINE)
+    went_on = re.findall(r"^\[worker (\d+) goes on after [\d.]+ s\]$", printed, flags=re.MULTILINE)
+    assert len(set(ready)) == 2, printed
+    assert (lost, went_on) == (ready[:1], ready[1:])
+    assert re.search(
+        rf"^\[outlived worker {lost[0]}: \d+ tokens from a snapshot\]$", printed, flags=re.MULTILINE
+    )
+    assert re.search(
+        r" · 60 tokens · resumed 1 × \(paused [\d.]+ m?s\) · length\]$", printed, flags=re.MULTILINE
+    )
     assert "restarts: {'crashed': 1}]" in printed
+    if engine == "scripted":
+        said = re.sub(r"\n?^\[.*?\]\n", "", printed, flags=re.MULTILINE)
+        assert said.split() == [f"w{number}" for number in range(60)]
+
+
+def test_an_answer_ends_with_the_crash_of_its_worker_if_that_is_wanted(tmp_path: Path) -> None:
+    printed = run("survive_a_crash.py", "scripted", tmp_path, "--on-crash", "fail")
+    assert "[the answer ended: worker_crashed]" in printed
+    assert "resumed" not in printed
+    assert "w59" not in printed
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -168,6 +185,7 @@ class Watched(example.Window):
         # What the window manager's button does, where there is none.
         self.bind("<Escape>", lambda _: self.destroy())
         self.shown = 0
+        self.stoppable = False
         self.worst, self.last = 0.0, time.monotonic()
         # The worker may have been quicker than the window.
         self.tell(self.status.get())
@@ -181,6 +199,10 @@ class Watched(example.Window):
         if shown and not self.shown:
             self.tell("text")
         self.shown = shown
+        stoppable = str(self.stop_button["state"]) == "normal"
+        if stoppable and not self.stoppable:
+            self.tell("stoppable")
+        self.stoppable = stoppable
         self.after(5, self.tick)
 
     def tell(self, what):
@@ -243,12 +265,14 @@ def test_the_window_never_freezes_and_stop_stops(engine: str, monkeypatch: pytes
             type_text(display, " and so on" * 200)
             click(display, send)
             until("reading")
+            until("stoppable")
             click(display, stop)
             said, pid = until("stopped")
             assert re.fullmatch(r"stopped · released after \d+ ms \(in_band\)", said)
             # While the worker stands still: only a kill helps, after the graces.
             click(display, send)
             until("reading")
+            until("stoppable")
             os.kill(pid, signal.SIGSTOP)
             click(display, stop)
             said, _ = until("stopped")

@@ -1,4 +1,4 @@
-"""What the README shows runs: its Python blocks, its commands with their recorded output, its make targets."""
+"""What README and API page show runs: Python blocks, commands with their recorded output, make targets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.docs.markdown import ROOT, Block, blocks
 
 README = ROOT / "README.md"
+API = ROOT / "docs/api.md"
 WITHIN_S = 180
 
 
@@ -38,7 +39,7 @@ def params(language: str, path: Path = README) -> list[object]:
     return [
         pytest.param(
             block,
-            id=f"line_{block.line}",
+            id=f"{path.stem}_line_{block.line}",
             marks=[] if "scripted" in block.text else [pytest.mark.real_model],
         )
         for block in found
@@ -51,7 +52,7 @@ def shape(text: str) -> str:
     return re.sub(r"\d+(\.\d+)? tokens/s", "<rate>", text)
 
 
-@pytest.mark.parametrize("block", params("python"))
+@pytest.mark.parametrize("block", [*params("python"), *params("python", API)])
 def test_python_block_runs_without_a_warning(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block.text)

@@ -62,7 +62,9 @@ async def test_greedy_answers_are_exact_before_and_after_a_cancel_and_a_crash() 
         assert (await supervisor.generate(**ASK)).text == answer.text
 
         pid = worker_of(supervisor).pid
-        async with supervisor.stream("Once upon a time", temperature=0, ignore_eos=True) as stream:
+        async with supervisor.stream(
+            "Once upon a time", temperature=0, ignore_eos=True, on_crash="fail"
+        ) as stream:
             texts = [(await stream.__anext__()).text for _ in range(3)]
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(WorkerDied, match="SIGKILL") as caught:

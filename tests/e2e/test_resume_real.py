@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from infervisor import EndReason, Report, RestartPolicy, Supervisor, default_model
+from infervisor import EndReason, Report, RestartPolicy, Snapshots, Supervisor, default_model
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.messages import Tokens
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.events import RequestInterrupted, RequestResumed
-from infervisor.supervisor.settings import Snapshots
 from tests.helpers.gemma import gemma_model
 from tests.helpers.leaks import no_leftovers
 from tests.helpers.supervised import Told

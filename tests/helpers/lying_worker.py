@@ -36,7 +36,7 @@ def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("script")
-    for name in ("--control", "--frames", "--urgent", "--parent"):
+    for name in ("--control", "--frames", "--urgent", "--parent", "--snapshots"):
         parser.add_argument(name, type=int)
     arguments = parser.parse_args()
 

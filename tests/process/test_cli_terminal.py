@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
 
 from tests.helpers.command_line import COMMAND, environment, scripted
 
@@ -100,6 +104,34 @@ def test_a_standby_that_loads_beside_the_answer_draws_nothing_into_it() -> None:
         assert b"\r\x1b[K" not in shown.shown
         os.write(shown.master, b"\x03")
         assert shown.finish() == 130
+
+
+SLOW_STANDARD_ERROR = """
+import os, sys, time
+if "infervisor.worker" not in sys.orig_argv:
+    write = os.write
+    def late(fd, data):
+        time.sleep(0.05 if fd == 2 else 0)
+        return write(fd, data)
+    os.write = late
+"""
+
+
+def test_an_answer_that_outlives_its_worker_is_whole_on_the_screen(tmp_path: Path) -> None:
+    # Wherever notes have a writer of their own, this makes them late, and what they wipe is the answer.
+    (tmp_path / "sitecustomize.py").write_text(SLOW_STANDARD_ERROR)
+    slow = scripted(pace_s=0.005, load_s=0.1, load_steps=20)
+    command = ("run", *slow, "--standby", "1", "--max-tokens", "400", "hi")
+    with terminal(FOREGROUND, *command, PYTHONPATH=str(tmp_path)) as shown:
+        for number in (60, 160, 260):
+            shown.read_until(f"w{number} ".encode())
+            serving = min(psutil.Process(shown.process.pid).children(), key=psutil.Process.create_time)
+            serving.kill()
+        assert shown.finish() == 0
+    lines = [line.rpartition("\r\x1b[K")[2] for line in shown.shown.decode().split("\r\n")]
+    assert sum("goes on with it after" in line for line in lines) == 3
+    said = " ".join(line for line in lines if not line.startswith("supervise: "))
+    assert re.findall(r"\bw(\d+)", said) == [str(number) for number in range(400)]
 
 
 def test_quiet_draws_nothing() -> None:

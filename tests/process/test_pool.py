@@ -11,10 +11,12 @@ from typing import Any
 import anyio
 import pytest
 
-from infervisor import EndReason, RestartPolicy, Supervisor, WorkerDied
+from infervisor import EndReason, MemoryLimits, RestartPolicy, Supervisor, WorkerDied
 from infervisor.protocol.errors import ConfigurationError
 from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor import memory, pool
 from infervisor.supervisor.events import (
+    MemoryLimitReached,
     RequestResumed,
     WorkerBecameReady,
     WorkerExited,
@@ -259,3 +261,66 @@ async def test_a_stream_ends_once_however_many_workers_come_and_go() -> None:
 async def test_impossible_numbers_are_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{named} must be a whole number"):
         Supervisor(engine="scripted", **settings)
+
+
+async def test_a_worker_that_outgrows_the_soft_limit_is_replaced_without_a_lost_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Replaced at once, where otherwise each worker has half a minute.
+    monkeypatch.setattr(memory, "SETTLE_NS", 0)
+    leak = {
+        "at": "decode",
+        "kind": "leak",
+        "after": 2,
+        "bytes": 80_000_000,
+        "once_file": str(tmp_path / "once"),
+    }
+    limits = MemoryLimits(soft_bytes=64 << 20)
+    options = {"pace_s": 0.01, "faults": [leak]}
+    async with scripted(options, on_crash="fail", memory=limits) as (supervisor, told):
+        first = supervisor.status().worker_pid
+        # What it takes when it is fresh has been seen.
+        await until(lambda: any(w.sample and w.sample.pss_bytes for w in supervisor.status().workers))
+        async with supervisor.stream("hello", max_tokens=400, window=8) as stream:
+            text = (await anext(stream)).text
+            text += await stream.text()
+        assert text == words(400)
+        assert stream.report.resumes == ()
+        reached = await told.wait_for(MemoryLimitReached)
+        assert (reached.pid, reached.used_bytes > limits.soft_bytes) == (first, True)
+        assert "soft_bytes" in reached.message
+        exited = await told.wait_for(WorkerExited)
+        assert (exited.pid, exited.cause) == (first, DeathCause.RECYCLED)
+        await supervisor.wait_ready()
+        assert supervisor.status().worker_pid != first
+
+
+async def test_a_replacement_waits_for_those_who_go_on_elsewhere() -> None:
+    restart = RestartPolicy(backoff_initial_s=0, backoff_max_s=0)
+    # Without a snapshot the prompt is read again, which takes a while.
+    options = {"pace_s": 0.005, "prefill_s": 0.6}
+    async with scripted(options, on_crash="resume", standby=1, restart=restart, snapshots=None) as (
+        supervisor,
+        told,
+    ):
+        await all_ready(supervisor, told, 2)
+        async with supervisor.stream("a b c", max_tokens=40, window=4) as stream:
+            await anext(stream)
+            os.kill(stream.report.worker_pid or 0, signal.SIGKILL)
+            await stream.text()
+        await told.wait_for(WorkerSpawned, count=3)
+    order = [type(event) for event in told.events if isinstance(event, (RequestResumed, WorkerSpawned))]
+    assert order == [WorkerSpawned, WorkerSpawned, RequestResumed, WorkerSpawned]
+
+
+async def test_a_replacement_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HOLD_NS", 100_000_000)
+    options = {"pace_s": 0.005, "prefill_s": 600}
+    restart = RestartPolicy(backoff_initial_s=0, backoff_max_s=0)
+    async with scripted(options, on_crash="resume", standby=1, restart=restart) as (supervisor, told):
+        await all_ready(supervisor, told, 2)
+        async with supervisor.stream("a b c", window=4) as stream:
+            await until(lambda: stream.report.timeline.started_ns)
+            os.kill(stream.report.worker_pid or 0, signal.SIGKILL)
+            await told.wait_for(WorkerSpawned, count=3)
+            assert told.of(RequestResumed) == []

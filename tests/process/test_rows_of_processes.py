@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 FRAMES = """
 def all_frames():
-    say("hello", now(), 1, 1, {})
+    say("hello", now(), 2, 1, {})
     say("ready", now(), "print", {"slots": 1, "context_tokens": 1000})
     say("failed", now(), "odd", "it failed as well", "", False)
 """
@@ -163,7 +163,7 @@ async def test_frames_that_are_read_after_the_kill_change_nothing(tmp_path: Path
 
 @pytest.mark.produces("process: terminating × KillAsked → killing", "process: killing × GraceOver → killing")
 async def test_a_worker_that_failed_and_stays_is_killed_by_the_first_of_two_alarms(tmp_path: Path) -> None:
-    script = 'say("hello", now(), 1, 1, {})\nhear("load")\nsay("failed", now(), "odd", "no", "", True)\n'
+    script = 'say("hello", now(), 2, 1, {})\nhear("load")\nsay("failed", now(), "odd", "no", "", True)\n'
     script += "import time\ntime.sleep(600)\n"
     graces = StopGraces(exit_s=1, terminate_s=600)
     async with scripted(
@@ -287,7 +287,11 @@ async def test_a_kill_that_comes_while_the_death_is_being_told_is_too_late() -> 
             streams[1].kill()
 
     async with Supervisor(
-        engine="scripted", options={"slots": 2, "pace_s": 60}, graces=QUICK_GRACES, on_event=on_event
+        engine="scripted",
+        options={"slots": 2, "pace_s": 60},
+        graces=QUICK_GRACES,
+        on_event=on_event,
+        on_crash="fail",
     ) as supervisor:
         streams += [supervisor.stream("one"), supervisor.stream("two")]
         async with streams[0], streams[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -22,8 +23,9 @@ from infervisor import (
 )
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor import process as process_module
-from infervisor.supervisor.events import WorkerExited
+from infervisor.supervisor.events import WorkerBecameReady, WorkerExited
 from tests.helpers.host_process import complaints, host
+from tests.helpers.inside import words
 from tests.helpers.supervised import answers, scripted
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +53,21 @@ def test_a_whole_life_in_the_loop_of_another_thread(anyio_backend: str) -> None:
     assert not thread.is_alive()
     assert len(set(pids)) == 2
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_workers_come_and_go_under_asyncio_itself_without_anyios_runner() -> None:
+    async def life() -> None:
+        async with scripted({"pace_s": 0.005}, on_crash="resume", standby=1) as (supervisor, told):
+            # Started by the frame that says that the first one is ready.
+            await told.wait_for(WorkerBecameReady, count=2)
+            async with supervisor.stream("hello", max_tokens=40, window=4) as stream:
+                first = await anext(stream)
+                os.kill(stream.report.worker_pid or 0, signal.SIGKILL)
+                assert first.text + await stream.text() == words(40)
+            await supervisor.recycle()
+            await answers(supervisor)
+
+    asyncio.run(life())
 
 
 async def test_the_hosts_signal_handlers_stay_as_they_are() -> None:
@@ -214,7 +231,7 @@ from infervisor import InfervisorError, Supervisor
 
 async def main():
     options = {"pace_s": 0.002, "faults": [{"at": "decode", "kind": "exit", "prompt_contains": "bomb"}]}
-    async with Supervisor(engine="scripted", options=options) as supervisor:
+    async with Supervisor(engine="scripted", options=options, on_crash="fail") as supervisor:
         async with supervisor.stream("hello") as stream:
             async for chunk in stream:
                 break

@@ -26,7 +26,7 @@ async def fails(directory: Path, script: str, told: Told) -> InfervisorError:
     """Return what a request to such a worker ends with."""
     with pytest.raises(InfervisorError) as caught:
         async with Supervisor(
-            engine="lies", python=lying(directory, script), restart=ONCE, on_event=told
+            engine="lies", python=lying(directory, script), restart=ONCE, on_event=told, on_crash="fail"
         ) as supervisor:
             await supervisor.generate("hello")
     return caught.value
@@ -34,7 +34,7 @@ async def fails(directory: Path, script: str, told: Told) -> InfervisorError:
 
 async def test_values_nested_without_end_are_a_protocol_error(tmp_path: Path) -> None:
     told = Told()
-    script = NESTED + 'say("hello", now(), 1, 1, {})\nhear("load")\n'
+    script = NESTED + 'say("hello", now(), 2, 1, {})\nhear("load")\n'
     script += 'say("ready", now(), "print", {"slots": x, "context_tokens": 5})\ndone()\n'
     await fails(tmp_path, script, told)
     assert {event.cause for event in told.of(WorkerExited)} == {DeathCause.PROTOCOL_ERROR}
@@ -85,7 +85,7 @@ async def test_a_step_that_claims_to_have_taken_for_ever_doesnt_stretch_the_grac
             await anext(stream)
             dispatcher = supervisor._dispatcher
             assert dispatcher is not None
-            assert dispatcher.escalator.bound_ns() == 10 * MAX_STEP_NS
+            assert dispatcher.escalator.bound_ns(stream._request) == 10 * MAX_STEP_NS
             stream.kill()
 
 
@@ -95,7 +95,12 @@ async def test_a_hung_worker_that_cannot_dump_its_stacks_is_still_called_unrespo
     liveness = Liveness(hang_after_s=0.3, unmeasured_s=0.3, dump_s=0.2)
     with pytest.raises(InfervisorError) as caught:
         async with Supervisor(
-            engine="lies", python=lying(tmp_path, script), restart=ONCE, liveness=liveness, on_event=told
+            engine="lies",
+            python=lying(tmp_path, script),
+            restart=ONCE,
+            liveness=liveness,
+            on_event=told,
+            on_crash="fail",
         ) as supervisor:
             await supervisor.generate("hello")
     assert caught.value.code == EndReason.WORKER_UNRESPONSIVE

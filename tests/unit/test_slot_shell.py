@@ -52,6 +52,7 @@ class Place:
     def __init__(self, fails: int = 0, fails_for: OSError | None = None) -> None:
         self.told: list[object] = []
         self.workers: list[PaperWorker] = []
+        self.holds = False
         self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._fails = fails
         self._fails_for = fails_for
@@ -63,6 +64,10 @@ class Place:
             raise WorkerSpawnError("no such interpreter") from self._fails_for
         self.workers.append(PaperWorker())
         return cast(Worker, self.workers[-1])
+
+    def slot_must_wait(self, slot: Slot) -> bool:
+        assert slot is self.slot
+        return self.holds
 
     def slot_spawned(self, slot: Slot, worker: Worker) -> None:
         assert slot is self.slot
@@ -97,6 +102,26 @@ def test_a_start_makes_one_worker_and_one_task(place: Place) -> None:
     assert place.told == ["spawned"]
     assert place.slot.worker is cast(Worker, place.workers[0])
     assert len(place.tasks) == 1
+
+
+def test_a_start_that_must_wait_is_made_later_and_once(place: Place) -> None:
+    place.slot.apply(s.WorkerReady())
+    place.holds = True
+    place.dies(DeathCause.RECYCLED)
+    assert (len(place.workers), place.slot.worker, place.slot.is_coming) == (1, None, True)
+    place.slot.go_on()
+    place.slot.go_on()
+    assert len(place.workers) == 2
+
+
+def test_a_start_that_waits_is_forgotten_when_nobody_wants_it_any_more(place: Place) -> None:
+    place.slot.apply(s.WorkerReady())
+    place.holds = True
+    place.dies(DeathCause.RECYCLED)
+    place.slot.stop()
+    place.slot.go_on()
+    assert len(place.workers) == 1
+    assert place.slot.is_done
 
 
 def test_a_death_is_followed_by_a_delay_and_a_new_worker(place: Place) -> None:

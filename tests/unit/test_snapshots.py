@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -26,6 +27,7 @@ class Counting(ScriptedEngine):
 
     size_bytes = 8
     fails = False
+    fails_early = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +36,8 @@ class Counting(ScriptedEngine):
 
     def snapshot_bytes(self, slot: int) -> int:
         self.asked += 1
+        if self.fails_early:
+            raise OSError("lost")
         return self.size_bytes
 
     def save(self, slot: int, memory: memoryview) -> int:
@@ -102,8 +106,23 @@ def test_at_most_one_is_taken_after_a_step_the_one_who_waited_longest_first(benc
     assert bench.worked([0, 1], 0.1, steps=1) == [0]
 
 
-def test_what_is_not_worth_its_time_is_not_taken(bench: Bench) -> None:
+def test_after_the_one_of_the_prompt_what_is_not_worth_its_time_is_not_taken(bench: Bench) -> None:
+    assert sorted(bench.worked([0, 1], 1e-7, steps=50)) == [0, 1]
     assert bench.worked([0, 1], 1e-7, steps=50) == []
+
+
+def test_while_a_prompt_is_read_pages_are_made_ready_for_the_end(bench: Bench) -> None:
+    def used_bytes() -> int:
+        return os.fstat(bench.fd).st_blocks * 512
+
+    before = used_bytes()
+    bench.engine.size_bytes = 20 * mmap.PAGESIZE
+    bench.engine.step([0])
+    for _ in range(40):
+        # So little that a snapshot isn't worth it.
+        bench.snapshots.worked([(0, True)], 2e-5)
+    assert bench.engine.saved == []
+    assert used_bytes() > before
 
 
 def test_what_does_not_fit_is_not_tried_and_the_engine_is_not_asked_after_every_step(bench: Bench) -> None:
@@ -121,6 +140,13 @@ def test_a_failure_is_told_once_and_costs_the_slots_snapshots_alone(bench: Bench
     bench.open(0)
     bench.engine.step([0])
     assert bench.worked([0], 0.1, steps=9) == [0, 0]
+
+
+def test_an_engine_that_cannot_say_how_large_its_snapshot_is_goes_on_without(bench: Bench) -> None:
+    bench.engine.fails_early = True
+    assert bench.worked([0, 1], 0.1, steps=30) == []
+    assert bench.engine.asked == 2
+    assert len(bench.logs()) == 1
 
 
 def test_a_slot_goes_on_from_what_its_area_holds_and_the_next_snapshot_is_soon(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infervisor.worker.snapshot_area import (
@@ -192,6 +192,7 @@ def test_a_flipped_bit_in_a_header_makes_it_none(byte: int) -> None:
     assert restored(memory, range(30)) == 0
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(min_size=0, max_size=400), st.integers(0, SIZE - 400))
 def test_garbage_is_never_used(garbage: bytes, at: int) -> None:
     memory = bytearray(SIZE)

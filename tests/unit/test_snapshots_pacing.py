@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infervisor.worker.snapshots import LONGEST_S, TOKENS_APART, Costs, Pacing
@@ -24,7 +24,7 @@ def taken_at(pacing: Pacing, tokens: range, cost_s: float, *, reading: bool = Fa
 
 def test_while_decoding_one_comes_as_soon_as_its_share_has_been_worked() -> None:
     # 3 ms at 1 % are 30 steps of 10 ms.
-    taken = taken_at(Pacing(0.01), range(1, 121), 0.003)
+    taken = taken_at(Pacing(0.01, is_at_end=True), range(1, 121), 0.003)
     assert [later - earlier for earlier, later in zip([0, *taken], taken, strict=False)] == pytest.approx(
         [30] * len(taken), abs=1
     )
@@ -41,6 +41,20 @@ def test_while_reading_half_is_kept_for_the_snapshot_at_the_end() -> None:
     assert taken_at(pacing, range(1, 60), 0.003, reading=True) == []
     assert taken_at(pacing, range(60, 61), 0.003, reading=True) == [60]
     assert pacing.is_due(70, 0.003, reading=False), "the reading is over, and it is there"
+
+
+def test_the_one_of_the_whole_prompt_is_not_waited_for_but_paid_later() -> None:
+    pacing = Pacing(0.01)
+    assert not pacing.is_due(100, 0.003, reading=True)
+    assert pacing.is_due(100, 0.003, reading=False)
+    pacing.saved(100, 0.003)
+    assert taken_at(pacing, range(101, 200), 0.003)[0] == pytest.approx(160, abs=1), "3 ms of debt and 3 ms"
+
+
+def test_pages_that_were_made_ready_are_paid_from_the_same_share() -> None:
+    pacing = Pacing(0.01, purse_s=0.01, is_at_end=True)
+    pacing.spent(0.008)
+    assert not pacing.is_due(100, 0.003, reading=False)
 
 
 def test_a_long_one_is_never_due() -> None:
@@ -77,6 +91,7 @@ def test_nothing_is_due_when_memory_was_lost() -> None:
     assert not pacing.is_due(50, 1e-6, reading=False)
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.floats(1e-4, 1.0),
     st.lists(st.tuples(st.floats(0, 0.3), st.floats(1e-5, 0.2), st.booleans()), min_size=1, max_size=200),
@@ -84,7 +99,7 @@ def test_nothing_is_due_when_memory_was_lost() -> None:
 def test_snapshots_never_take_more_than_their_share(
     share: float, steps: list[tuple[float, float, bool]]
 ) -> None:
-    pacing = Pacing(share)
+    pacing = Pacing(share, is_at_end=True)
     worked_s = spent_s = 0.0
     for index, (seconds, cost_s, reading) in enumerate(steps):
         pacing.worked(seconds)

@@ -124,6 +124,19 @@ async def test_a_stall_of_the_parent_is_told_before_anything_rings() -> None:
     assert lateness[0] > STALL_NS
 
 
+async def test_a_stall_is_told_of_an_alarm_too_that_was_aimed_just_before_it() -> None:
+    seen: list[str] = []
+    rang = anyio.Event()
+    async with running(lambda late_ns: seen.append("stall")) as (timers, rung):
+        timers.alarm(rung.note("far")).aim(time.monotonic_ns() + 3600 * NS_PER_S)
+        await anyio.wait_all_tasks_blocked()
+        timers.alarm(rang.set).aim(time.monotonic_ns() + 20 * MS)
+        time.sleep(0.4)  # noqa: ASYNC251 - the stall that is meant
+        with anyio.fail_after(20):
+            await rang.wait()
+    assert seen == ["stall"]
+
+
 async def test_being_on_time_is_no_stall() -> None:
     stalls: list[int] = []
     async with running(stalls.append) as (timers, rung):
