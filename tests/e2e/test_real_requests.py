@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from infervisor import EndReason, InvalidRequest, Stage, Supervisor, WorkerDied, default_model
 from infervisor.supervisor.events import WorkerSpawned
 from tests.helpers.inside import cpu_s, read_into, request_of, until, until_buffered, worker_of
-from tests.helpers.leaks import no_leftovers
 from tests.helpers.supervised import QUICK_RESTART, Told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_model]
@@ -23,19 +22,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_model]
 ASK: dict[str, Any] = {"prompt": "The three primary colours are", "temperature": 0, "max_tokens": 16}
 LONG = "The quick brown fox jumps over the lazy dog. " * 200
 """About 2,000 tokens."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One back end is enough here: what differs between them is tested with the scripted engine."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> Iterator[None]:
-    """Check children, descriptors and threads around each test."""
-    with no_leftovers():
-        yield
 
 
 @asynccontextmanager

@@ -17,7 +17,6 @@ from infervisor.protocol.messages import Tokens
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.events import RequestInterrupted, RequestResumed
 from tests.helpers.gemma import gemma_model
-from tests.helpers.leaks import no_leftovers
 from tests.helpers.supervised import Told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_model]
@@ -34,19 +33,6 @@ PARAGRAPH = "The harbour lay still under the morning fog, and the boats had not 
 """About 100 tokens, of several prefill slices."""
 EMOJI = "😀🎉🚀 😀🎉🚀 😀🎉🚀 😀🎉🚀 😀"
 """Makes SmolLM2 go on with characters of several tokens each."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One back end is enough here: what differs between them is tested with the scripted engine."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> Iterator[None]:
-    """Check children, descriptors and threads around each test."""
-    with no_leftovers():
-        yield
 
 
 @asynccontextmanager

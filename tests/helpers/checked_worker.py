@@ -15,10 +15,7 @@ from typing import Any
 from infervisor.protocol.messages import Message
 from infervisor.worker import __main__ as worker
 from infervisor.worker.abort import Abort
-from infervisor.worker.engine import Engine, ModelFacts, Outcome
-from infervisor.worker.inbox import Inbox
-from infervisor.worker.outbox import Outbox
-from infervisor.worker.snapshots import Snapshots
+from infervisor.worker.engine import Engine, Outcome
 from infervisor.worker.work_loop import WorkLoop
 from tests.helpers.odd_worker import WORKER_ARGUMENTS, as_interpreter
 
@@ -54,18 +51,9 @@ class CheckedEngine:
 class CheckedLoop(WorkLoop):
     """The work loop on a checked engine. It tells at its end how many steps were cut."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        facts: ModelFacts,
-        inbox: Inbox,
-        outbox: Outbox,
-        abort: Abort,
-        snapshots: Snapshots | None = None,
-    ) -> None:
-        checked: Any = CheckedEngine(engine, abort)
-        super().__init__(checked, facts, inbox, outbox, abort, snapshots)
-        self._checked = checked
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._engine = self._checked = CheckedEngine(self._engine, self._abort)
 
     def _take(self, message: Message) -> None:
         super()._take(message)

@@ -20,6 +20,7 @@ from infervisor import (
 )
 from infervisor.protocol.errors import ConfigurationError
 from infervisor.protocol.machines.process import DeathCause
+from infervisor.supervisor import lookout
 from infervisor.supervisor.events import (
     BreakerOpened,
     RequestInterrupted,
@@ -290,3 +291,13 @@ async def test_restarts_without_end_are_survived_without_a_lost_token() -> None:
                     kill(supervisor)
         assert text == words(200)
         assert 5 <= len(stream.report.resumes) <= 8
+
+
+async def test_what_snapshots_took_goes_back_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "IDLE_LOOKS", 1)
+    async with scripted({"pace_s": 0.005}, on_crash="resume") as (supervisor, _):
+        async with supervisor.stream("hello", max_tokens=300, window=8) as stream:
+            for _ in range(100):
+                await anext(stream)
+            assert supervisor.status().snapshot_bytes > 0
+        await until(lambda: supervisor.status().snapshot_bytes == 0)
