@@ -31,7 +31,8 @@ def accuses(cause: DeathCause, signal_name: str | None, was_stopped: bool) -> bo
             return signal_name not in FROM_OUTSIDE
         case DeathCause.UNRESPONSIVE:
             return not was_stopped
-        case DeathCause.PROTOCOL_ERROR:
+        case DeathCause.PROTOCOL_ERROR | DeathCause.MEMORY_LIMIT:
+            # What grows beyond its limit grew by what it computed: whoever was in it may do the same to the next one.
             return True
     return False
 

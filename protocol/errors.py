@@ -151,9 +151,16 @@ class EngineError(RequestError):
 
 
 class Poisoned(RequestError):
-    """The request was alone in its worker twice when that died: it isn't tried again. The message says how."""
+    """The request was alone in its worker twice when that died: it isn't tried again. The message says how.
+
+    `output_tail` holds the last lines that the last of these workers wrote.
+    """
 
     code = "poisoned"
+
+    def __init__(self, message: str, output_tail: str = "") -> None:
+        super().__init__(message)
+        self.output_tail = output_tail
 
 
 # --- worker: what can happen to the process ----------------------------------------------------

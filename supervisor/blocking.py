@@ -142,8 +142,8 @@ class BlockingSupervisor:
         if self._loop is not None:
             self._loop.close()
 
-    def wait_ready(self, timeout: float | None = None) -> Mapping[str, Any]:
-        """Wait until a worker is ready and return its facts.
+    def wait_ready(self, timeout: float | None = None, *, all_workers: bool = False) -> Mapping[str, Any]:
+        """Wait until a worker is ready, or all of them; return the first one's facts.
 
         Raises what opened the breaker (`ModelLoadError`, `WorkerDied`, `WorkerSpawnError`, …), and TimeoutError
         after `timeout` seconds.
@@ -151,7 +151,7 @@ class BlockingSupervisor:
 
         async def wait() -> Mapping[str, Any]:
             with anyio.fail_after(timeout):
-                return await self._supervisor.wait_ready()
+                return await self._supervisor.wait_ready(all_workers=all_workers)
 
         return self._running().run(wait)
 

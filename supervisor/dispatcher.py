@@ -350,10 +350,12 @@ class Dispatcher:
             is_closing=self.is_closing,
         )
         if reason is not None:
-            said = poisoned_sentence(request.suspicion) if reason is EndReason.POISONED else report.message
+            said = report.message + _after(len(request.resumes))
+            if reason is EndReason.POISONED:
+                said = poisoned_sentence(request.suspicion)
             request.error = ErrorInfo(reason.value, said, report.output_tail)
             if reason.end_class is EndClass.FAULT and reason is not EndReason.POISONED:
-                request.make_error = report.error
+                request.make_error = _error_after(report, len(request.resumes))
             self.apply(request, r.Lost(reason), now)
             return
         lost_as = report.cause.end_reason
@@ -408,3 +410,19 @@ class Dispatcher:
         for request in list(self.requests.values()):
             self.abandon(request, EndReason.SHUTTING_DOWN)
         self.pool.stop()
+
+
+def _after(resumes: int) -> str:
+    """Return what is said of a request that isn't resumed again."""
+    return f"; it had been resumed {resumes} times, and max_resumes allows no more" if resumes else ""
+
+
+def _error_after(report: ExitReport, resumes: int) -> Callable[[], InfervisorError]:
+    """Return what makes the error of a request that ends with its worker."""
+
+    def make() -> InfervisorError:
+        error = report.error()
+        error.args = (f"{error}{_after(resumes)}", *error.args[1:])
+        return error
+
+    return make

@@ -80,6 +80,8 @@ def error_of(reason: EndReason, info: ErrorInfo | None) -> InfervisorError:
     cls = ERROR_OF[reason]
     if cls is EngineError:
         error: InfervisorError = EngineError(message, info.detail if info is not None else "")
+    elif cls is Poisoned:
+        error = Poisoned(message, info.detail if info is not None else "")
     elif cls is InvalidRequest:
         error = InvalidRequest(message, info.field if info is not None else None)
     else:

@@ -127,6 +127,16 @@ class Pool:
         return self.phase is SlotPhase.OPEN
 
     @property
+    def is_complete(self) -> bool:
+        """Whether as many workers are ready as were asked for."""
+        return len(self.serving) + len(self.standing_by) >= self._settings.places
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether there is a place in which no worker will be started by itself."""
+        return any(slot.is_open for slot in self.slots)
+
+    @property
     def is_recycling(self) -> bool:
         """Whether workers wait for being replaced."""
         return bool(self._due)

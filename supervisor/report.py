@@ -104,9 +104,11 @@ class Report:
             parts.append(f"{timeline.tokens_per_s:.1f} tokens/s")
         # Without the worker's last word, what arrived is what is known.
         parts.append(f"{max(self.usage.completion_tokens, timeline.tokens)} tokens")
-        if self.resumes:
-            pauses = ", ".join(_seconds(resume.pause_s) for resume in self.resumes)
-            parts.append(f"resumed {len(self.resumes)} × (paused {pauses})")
+        pauses = [resume.pause_s for resume in self.resumes if resume.pause_s is not None]
+        if pauses:
+            parts.append(f"resumed {len(pauses)} × (paused {', '.join(map(_seconds, pauses))})")
+        if len(pauses) < len(self.resumes):
+            parts.append("interrupted")
         parts.append(str(self.end_reason or "running"))
         return " · ".join(parts)
 

@@ -46,6 +46,7 @@ class Resources:
         self._on_released = on_released
         self._on_late = on_late
         self._alert_after_ns = alert_after_ns
+        self._has_limits = limits is not None
         self._memory = MemoryWatch(limits)
         self._oom = OomWatch(process.pid)
         self._group: WorkerGroup | None = None
@@ -84,6 +85,14 @@ class Resources:
             return None
         self.sample = exact
         return self._memory.take(exact.used_bytes, now, ready_ns=ready_ns, cost_ns=exact.cost_ns)
+
+    def note_fresh(self, ready_ns: int) -> None:
+        """Look at once how much it takes when it has just become ready, where a limit is to be compared with that."""
+        if self._has_limits:
+            exact = self._process.sample(ready_ns, full=True)
+            if exact is not None:
+                self.sample = exact
+                self._memory.take(exact.used_bytes, ready_ns, ready_ns=ready_ns, cost_ns=exact.cost_ns)
 
     @property
     def fresh_bytes(self) -> int:

@@ -265,16 +265,16 @@ class Supervisor:
                     if self._snapshot_memory is not None:
                         self._snapshot_memory.close()
 
-    async def wait_ready(self) -> Mapping[str, Any]:
-        """Wait until a worker is ready and return its facts.
+    async def wait_ready(self, *, all_workers: bool = False) -> Mapping[str, Any]:
+        """Wait until a worker is ready, or all of them, those included that stand by; return the first one's facts.
 
         Raises what opened the breaker (`ModelLoadError`, `WorkerDied`, `WorkerSpawnError`, …). Safe to cancel.
         """
         pool = self._check_usable().pool
         while True:
-            if pool.is_ready:
+            if pool.is_ready and (pool.is_complete or not all_workers):
                 return pool.serving[0].facts
-            if pool.is_open:
+            if pool.is_open or (all_workers and pool.has_given_up):
                 raise pool.last_error()
             if self._closed or pool.phase is SlotPhase.STOPPED:
                 raise ShuttingDown("the supervisor is closed")

@@ -256,6 +256,7 @@ class Worker:
                 self.link.send(self.settings.load)
             case p.AnnounceReady():
                 self.ready_ns = now
+                self.resources.note_fresh(now)
                 self._startup_alarm.aim(None)
                 self._owner.worker_ready(self)
             case p.SendDrain():

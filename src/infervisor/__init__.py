@@ -88,7 +88,8 @@ _HOME = {
 __all__ = [  # noqa: RUF022
     "Supervisor", "Stream", "BlockingSupervisor", "BlockingStream", "Chunk", "Answer", "Report", "Usage",
     "Resume", "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness",
-    "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event", "default_model", "InfervisorError", "ConfigurationError", "UsageError",
+    "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event",
+    "default_model", "InfervisorError", "ConfigurationError", "UsageError",
     "ProtocolError", "AdmissionError", "Overloaded", "ShuttingDown", "Unavailable", "InvalidRequest",
     "RequestError", "RequestCancelled", "DeadlineExceeded", "EngineError", "Poisoned", "WorkerError",
     "WorkerSpawnError", "ModelLoadError", "WorkerUnresponsive", "WorkerDied",

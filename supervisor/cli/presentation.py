@@ -3,7 +3,7 @@
 People: the answer alone goes to standard output, everything else to standard error. JSON: everything but
 diagnostics of `--verbose` goes to standard output, one object a line, in ASCII:
 
-    {"type": "progress", "phase": "load", "fraction": 0.5}
+    {"type": "progress", "phase": "load", "fraction": 0.5, "worker_pid": 77}
     {"type": "token", "text": " day", "index": 7, "token_ids": [1194], "t_ns": 123}
     {"type": "interrupted", "cause": "crashed", "worker_pid": 77, "delivered_tokens": 7}
     {"type": "resumed", "worker_pid": 78, "pause_s": 0.4, "restored_tokens": 20}
@@ -197,7 +197,8 @@ class AsJson:
         """Write load progress and what becomes of a lost worker's answer; it is dropped if the reader is too
         slow for it."""
         if isinstance(event, LoadProgress):
-            self._stdout.post(as_line({"type": "progress", "phase": event.phase, "fraction": event.fraction}))
+            place = {"phase": event.phase, "fraction": event.fraction, "worker_pid": event.pid}
+            self._stdout.post(as_line({"type": "progress", **place}))
         elif isinstance(event, RequestInterrupted):
             gone = {"cause": event.cause, "worker_pid": event.pid, "delivered_tokens": event.delivered_tokens}
             self._stdout.post(as_line({"type": "interrupted", **gone}))

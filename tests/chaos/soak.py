@@ -179,7 +179,9 @@ async def stage(name: str, speaker: Speaker, load: Load, seed: str, directory: P
             # What is kept for next requests goes back when nothing has run for a while; here at once.
             memory.trim()
             if memory.used_bytes():
-                outcome.wrong.append(f"{memory.used_bytes()} bytes of snapshots are left of nobody's requests")
+                outcome.wrong.append(
+                    f"{memory.used_bytes()} bytes of snapshots are left of nobody's requests"
+                )
         outcome.restarts = status.restarts
         outcome.after_bytes = _memory_bytes()
     outcome.seconds = time.monotonic() - began

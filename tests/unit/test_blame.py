@@ -43,10 +43,10 @@ def test_a_hang_accuses_unless_it_was_stopped_from_outside() -> None:
 
 @pytest.mark.parametrize("cause", [cause for cause in DeathCause if cause not in (CRASHED, UNRESPONSIVE)])
 @pytest.mark.parametrize("signal_name", [None, "SIGKILL", "SIGSEGV"])
-def test_of_the_other_causes_only_a_broken_protocol_accuses(
+def test_of_the_other_causes_a_broken_protocol_and_outgrown_memory_accuse(
     cause: DeathCause, signal_name: str | None
 ) -> None:
-    assert accuses(cause, signal_name, False) == (cause is DeathCause.PROTOCOL_ERROR)
+    assert accuses(cause, signal_name, False) == (cause in (DeathCause.PROTOCOL_ERROR, DeathCause.MEMORY_LIMIT))
 
 
 # --- what speaks against a request ---------------------------------------------------------------
