@@ -32,7 +32,7 @@ def accuses(cause: DeathCause, signal_name: str | None, was_stopped: bool) -> bo
         case DeathCause.UNRESPONSIVE:
             return not was_stopped
         case DeathCause.PROTOCOL_ERROR | DeathCause.MEMORY_LIMIT:
-            # What grows beyond its limit grew by what it computed: whoever was in it may do the same to the next one.
+            # What grows beyond its limit grew by what it computed: whoever was in it may do the same to another.
             return True
     return False
 

@@ -64,7 +64,7 @@ class AttemptOwner(Protocol):
         ...
 
     def attempt_acquitted(self, request: Request) -> None:
-        """It has outlived what killed its worker, and needn't be alone any more."""
+        """It needn't be alone any more, or not for now: it has outlived what killed its worker, or stands still."""
         ...
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
@@ -109,6 +109,7 @@ class Attempt:
         """The prompt fits and sits in a slot."""
         request = self.request
         self.step(Began(request.window.worker_may_compute), now)
+        self._tell_if_it_stands_still()
         if request.resumes:
             request.restored(message.cached_tokens)
         if request.timeline.started_ns is not None:
@@ -133,10 +134,20 @@ class Attempt:
         silent = request.put(message.tokens, now)
         if request.suspicion.is_suspect:
             self._acquit()
+            self._tell_if_it_stands_still()
         if request.silent_tokens > MAX_SILENT_TOKENS:
             raise RemoteProtocolError(f"tokens: more than {MAX_SILENT_TOKENS} in a row have no text")
         if silent:
             self._take(silent, now)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the worker computes nothing for it until its reader takes something."""
+        return self.state.phase is AttemptPhase.PAUSED
+
+    def _tell_if_it_stands_still(self) -> None:
+        if self.is_paused and self.request.suspicion.is_suspect:
+            self._owner.attempt_acquitted(self.request)
 
     def _acquit(self) -> None:
         request = self.request
@@ -153,7 +164,7 @@ class Attempt:
         except TypeError as error:
             # Its text holds the unknown name, which the worker chose: whole and unescaped.
             raise RemoteProtocolError(f"ended.usage: {quoted(str(error), 200)}") from error
-        if self._computed_before:
+        if request.resumes:
             # What a worker takes over from the one before, it neither computed nor found in a cache of its own.
             computed = self._computed_before + usage.computed_tokens
             usage = replace(usage, computed_tokens=computed, cached_tokens=request.usage.cached_tokens)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from infervisor.protocol.codec import MAX_TO_WORKER_BYTES
 from infervisor.protocol.deadlines import TIMEOUT_OF, Budget
 from infervisor.protocol.endings import EndClass, EndReason
 from infervisor.protocol.errors import InfervisorError, LocalProtocolError, Overloaded, ShuttingDown
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from infervisor.supervisor.snapshot_memory import SnapshotMemory
 
 log = logging.getLogger("infervisor")
+
+MOST_DELIVERED = (MAX_TO_WORKER_BYTES >> 4) - 1
+"""The most entries that an array to a worker may have."""
 
 _attempt_ids = itertools.count(1)
 """Attempt ids of this process: never reused, whichever supervisor draws them."""
@@ -133,12 +137,26 @@ class Dispatcher:
     def pump(self) -> None:
         """Submit what waits, oldest first and suspects alone, while workers have places."""
         while (found := self.queue.next_for(self.pool.serving)) is not None:
-            request, worker = found
-            if request.delivered and request.fingerprint != worker.facts["fingerprint"]:
+            request, chosen = found
+            worker = chosen if request.goes_on_with(chosen.facts) else self._of_its_model(request)
+            if len(request.delivered) > MOST_DELIVERED:
+                self._lose(
+                    request, f"an answer of more than {MOST_DELIVERED} tokens can't go on in another one"
+                )
+            elif worker is None:
                 self._lose(request, "the model was changed: another one can't go on with this answer")
+            elif worker.free_places <= 0:
+                return
             else:
                 self.queue.remove(request)
                 self._submit(request, worker)
+
+    def _of_its_model(self, request: Request) -> Worker | None:
+        """Return a worker that has the model with which a request began, one with room if there is one."""
+        workers = [
+            each for each in self.pool.serving if each.takes_attempts and request.goes_on_with(each.facts)
+        ]
+        return max(workers, key=lambda each: each.free_places, default=None)
 
     def _submit(self, request: Request, worker: Worker) -> None:
         now = time.monotonic_ns()
@@ -158,8 +176,11 @@ class Dispatcher:
             worker.submit(attempt, now)
         except LocalProtocolError as error:
             # The parts were checked one by one; together they don't fit one frame.
-            request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(error))
-            self.apply(request, r.Finished(EndReason.INVALID_REQUEST), now)
+            if request.loss is None:
+                request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(error))
+                self.apply(request, r.Finished(EndReason.INVALID_REQUEST), now)
+            else:
+                self._lose(request, f"prompt and answer can't be sent to another one: {error}")
             attempt.on_process_gone(now)
         request.aim()
         self.pool.used(worker)
@@ -338,6 +359,10 @@ class Dispatcher:
                     )
                 self._survive(request, worker, report, now)
             attempt.on_process_gone(now)
+            if request.state.phase is r.RequestPhase.QUEUED:
+                # Told last: what the user does then, such as a cancel, finds it out of the worker.
+                delivered = len(request.delivered)
+                self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, delivered))
 
     def _survive(self, request: Request, worker: Worker, report: ExitReport, now: int) -> None:
         """Let a request that lost its worker wait for the next one, or end."""
@@ -363,7 +388,6 @@ class Dispatcher:
         self.apply(request, r.Interrupted(), now)
         request.lose_worker(report.cause, worker.pid, worker.leaving_ns or now)
         self.queue.put_back(request)
-        self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, len(request.delivered)))
 
     def pool_is_resuming(self) -> bool:
         """Whether a request that lost its worker works its way back to where it was."""
@@ -414,7 +438,7 @@ class Dispatcher:
 
 def _after(resumes: int) -> str:
     """Return what is said of a request that isn't resumed again."""
-    return f"; it had been resumed {resumes} times, and max_resumes allows no more" if resumes else ""
+    return f"; it was resumed before, and max_resumes={resumes} allows no more" if resumes else ""
 
 
 def _error_after(report: ExitReport, resumes: int) -> Callable[[], InfervisorError]:

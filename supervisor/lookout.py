@@ -42,6 +42,8 @@ class Lookout:
         self._limits = limits
         self._seen: FileIdentity | None = None
         """The file as the last worker found it that was started."""
+        self._tried: FileIdentity | None = None
+        """The file with which a start was tried last."""
         self._told: str | None = None
         """What was told of its change since then."""
         self._group_told = False
@@ -85,10 +87,17 @@ class Lookout:
                 message = too_small_message(limits, worker.resources.fresh_bytes)
         self._dispatcher.emit(events.MemoryLimitReached(worker.pid, used_bytes, message))
 
-    def worker_starts(self, worker: Worker) -> None:
-        """Note which file a new worker will load."""
-        worker.model = self._seen = identity_of(self._model)
+    def note_start(self) -> FileIdentity | None:
+        """A worker is about to be started: return which file it will load, after telling how that has changed."""
+        identity = identity_of(self._model)
+        self._tell_change(identity)
+        self._seen = self._tried = identity
         self._told = None
+        return identity
+
+    def worker_started(self, worker: Worker, model: FileIdentity | None) -> None:
+        """Note the file that a new worker loads."""
+        worker.model = model
         reason = worker.resources.without_group
         if reason is not None and not self._group_told:
             self._group_told = True
@@ -102,16 +111,21 @@ class Lookout:
         if self._model is None:
             return
         identity = identity_of(self._model)
-        change = change_between(self._seen, identity)
-        if identity != self._seen:
+        if identity != self._tried:
+            # Noted first: starts look at the file, too, and each change is worth one try.
+            self._tried = identity
             self._dispatcher.pool.cause_gone()
         for worker in list(self._dispatcher.pool.workers):
             spoiled = change_between(worker.model, identity)
             if spoiled is not None:
                 self._warn(worker, warning_of(spoiled))
+        self._tell_change(identity)
+
+    def _tell_change(self, identity: FileIdentity | None) -> None:
+        change = change_between(self._seen, identity)
         if change is not None and change != self._told:
             self._told = change
-            self._dispatcher.emit(events.ModelFileChanged(self._model, change))
+            self._dispatcher.emit(events.ModelFileChanged(str(self._model), change))
 
     def _warn(self, worker: Worker, warning: str) -> None:
         for attempt in worker.attempts.values():

@@ -20,7 +20,7 @@ from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.release import WorkerRelease
-from infervisor.supervisor.settings import PoolSettings
+from infervisor.supervisor.settings import PoolSettings, to_ns
 from infervisor.supervisor.slot import Slot
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.worker import Worker
@@ -72,6 +72,8 @@ class Pool:
         self.restarts: Counter[str] = Counter()
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
+        self._no_successor_until_ns = 0
+        """Until then no worker is replaced for its number of requests."""
         self._no_successor: Callable[[], InfervisorError] | None = None
         """Why the last replacement without a standby failed."""
         self._settings = settings
@@ -203,17 +205,24 @@ class Pool:
 
         The old one finishes what it has, or, after its grace, what it has goes on in the others.
         """
-        known = {worker for worker, _ in self._due}
+        due = dict(self._due)
         for worker in workers:
-            # One that is still loading is new already; replacing it again and again would never end.
-            if worker not in known and worker.is_ready and not worker.is_retiring:
-                self._due.append((worker, grace_ns))
+            if worker.is_retiring:
+                worker.retire(DeathCause.RECYCLED, grace_ns)
+            elif worker in due:
+                graces = [grace for grace in (due[worker], grace_ns) if grace is not None]
+                due[worker] = min(graces, default=None)
+            elif worker.is_ready:
+                # One that is still loading is new already; replacing it again and again would never end.
+                due[worker] = grace_ns
+        self._due = deque(due.items())
         self._replace_next()
 
     def used(self, worker: Worker) -> None:
         """A request went to this worker: has it had its share?"""
         most = self._settings.max_requests
-        if most is not None and worker.submits >= most:
+        now = time.monotonic_ns()
+        if most is not None and worker.submits >= most and now >= self._no_successor_until_ns:
             self.recycle([worker])
 
     def _replace_next(self) -> None:
@@ -371,9 +380,11 @@ class Pool:
             # The successor of a worker to be replaced can't be had: the old one stays.
             self._due.clear()
             self._no_successor = slot.last_error
+            self._no_successor_until_ns = time.monotonic_ns() + to_ns(slot.cooldown_s)
             self.slots.remove(slot)
         elif self.is_open:
             self._owner.pool_gave_up()
+        self._replace_next()
         self.on_change()
 
 

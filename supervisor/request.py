@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,10 @@ class Request:
     def drop_buffer(self) -> None:
         """Forget what nobody will read."""
         self._buffer.clear()
+
+    def goes_on_with(self, facts: Mapping[str, Any]) -> bool:
+        """Whether a worker with these facts can go on with its answer; if nothing has arrived, any can."""
+        return not self.delivered or self.fingerprint == facts["fingerprint"]
 
     # --- when a worker is lost -------------------------------------------------------------------
 

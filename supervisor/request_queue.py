@@ -66,7 +66,7 @@ class RequestQueue:
         if not self._requests:
             return None
         workers = [worker for worker in serving if worker.takes_attempts]
-        places = [Places(each.free_places, len(each.attempts), each.has_suspect) for each in workers]
+        places = [Places(each.free_places, each.busy_attempts, each.has_suspect) for each in workers]
         if not any(entry.free > 0 for entry in places):
             return None
         found = place((request.suspicion.is_suspect for request in self._requests), places)

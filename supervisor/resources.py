@@ -87,7 +87,8 @@ class Resources:
         return self._memory.take(exact.used_bytes, now, ready_ns=ready_ns, cost_ns=exact.cost_ns)
 
     def note_fresh(self, ready_ns: int) -> None:
-        """Look at once how much it takes when it has just become ready, where a limit is to be compared with that."""
+        """Look at once how much it takes when it has just become ready, where a limit is to be compared with
+        that."""
         if self._has_limits:
             exact = self._process.sample(ready_ns, full=True)
             if exact is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TypeVar
@@ -21,19 +20,20 @@ LEAST_LIMIT_BYTES = 1 << 24
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
     """Return `value` as seconds. Raises `ConfigurationError` unless it is a finite number above 0 (or ≥ 0)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigurationError(f"{name} must be a number of seconds, not {value!r:.60}")
-    if value < 0 or (value == 0 and not zero) or value > MAX_SECONDS:
-        raise ConfigurationError(
-            f"{name} must be {'0 or more' if zero else 'more than 0'} and at most ten years, not {value!r:.60}"
-        )
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise ConfigurationError(f"{name} must be a number of seconds, not {quoted(value, 60)}")
+    if not 0 <= value <= MAX_SECONDS or (value == 0 and not zero):
+        wanted = "0 or more" if zero else "more than 0"
+        raise ConfigurationError(f"{name} must be {wanted} and at most ten years, not {quoted(value, 60)}")
     return float(value)
 
 
 def check_count(name: str, value: object, low: int, high: int) -> int:
     """Return `value` as a whole number in a range. Raises `ConfigurationError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigurationError(f"{name} must be a whole number from {low} to {high}, not {value!r:.60}")
+        raise ConfigurationError(
+            f"{name} must be a whole number from {low} to {high}, not {quoted(value, 60)}"
+        )
     return value
 
 
@@ -239,7 +239,7 @@ class Snapshots:
             or not 0 < self.share <= 0.5
         ):
             raise ConfigurationError(
-                f"snapshots.share must be more than 0 and at most 0.5, not {self.share!r:.60}; "
+                f"snapshots.share must be more than 0 and at most 0.5, not {quoted(self.share, 60)}; "
                 "snapshots=None takes none"
             )
 
@@ -266,7 +266,7 @@ class MemoryLimits:
                     f"{LEAST_LIMIT_BYTES} (16 MiB)"
                 )
         if not isinstance(self.cgroup, bool):
-            raise ConfigurationError(f"memory.cgroup must be true or false, not {self.cgroup!r:.60}")
+            raise ConfigurationError(f"memory.cgroup must be true or false, not {quoted(self.cgroup, 60)}")
         if self.soft_bytes is not None and self.hard_bytes is not None and self.soft_bytes >= self.hard_bytes:
             raise ConfigurationError(
                 f"memory.hard_bytes={self.hard_bytes} must be more than memory.soft_bytes={self.soft_bytes}: "

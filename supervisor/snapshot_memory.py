@@ -80,6 +80,7 @@ class SnapshotMemory:
         self._taken.add(area)
         if area in self._kept:
             self._kept.remove(area)
+            self._forget(area)
         return area
 
     def free(self, area: Area) -> None:
@@ -104,7 +105,11 @@ class SnapshotMemory:
 
     def used_bytes(self) -> int:
         """Return how much memory is in use; 0 after `close`."""
-        return 0 if self._closed else os.fstat(self.fd).st_blocks * 512
+        try:
+            return 0 if self._closed else os.fstat(self.fd).st_blocks * 512
+        except OSError:
+            # Race "it is closed while another thread asks".
+            return 0
 
     def close(self) -> None:
         """Close the descriptor; the memory goes when no worker has it any more. Idempotent."""
@@ -113,6 +118,13 @@ class SnapshotMemory:
             self._free.clear()
             self._kept.clear()
             os.close(self.fd)
+
+    def _forget(self, area: Area) -> None:
+        """See to it that no request goes on from what another one left: both buffers begin with what says what
+        they hold."""
+        for start in (area.offset, area.offset + area.size_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE):
+            with contextlib.suppress(OSError):
+                os.pwrite(self.fd, bytes(mmap.PAGESIZE), start)
 
     def _punch(self, area: Area) -> None:
         # Where the system can't, the memory stays in use until the area is written again: no harm but its size.

@@ -109,7 +109,8 @@ class Supervisor:
     ) -> None:
         self._deadlines = check_kind("deadlines", deadlines or Deadlines(), Deadlines)
         self._escalation = check_kind("escalation", escalation or Escalation(), Escalation)
-        self._pool = PoolSettings(workers, standby, max_requests, restart or RestartPolicy())
+        policy = RestartPolicy() if restart is None else check_kind("restart", restart, RestartPolicy)
+        self._pool = PoolSettings(workers, standby, max_requests, policy)
         self._on_crash = check_on_crash(on_crash)
         self._max_resumes = check_count("max_resumes", max_resumes, 0, 1_000_000)
         self._snapshots = None if snapshots is None else check_kind("snapshots", snapshots, Snapshots)
@@ -199,7 +200,7 @@ class Supervisor:
             )
             if memory is not None:
                 self._worker_settings = replace(self._worker_settings, snapshots=memory.fd)
-        self._dispatcher = dispatcher = Dispatcher(
+        dispatcher = Dispatcher(
             make_worker=self._make_worker,
             start_task=start_task,
             pool=self._pool,
@@ -212,6 +213,8 @@ class Supervisor:
         )
         dispatcher.pool.on_change = self._changed.ring
         self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory, self._snapshot_memory)
+        # Race "another thread asks for the status": what it looks at is there before this is.
+        self._dispatcher = dispatcher
         tasks.start_soon(self._mailbox.run)
         tasks.start_soon(dispatcher.timers.run)
         tasks.start_soon(self._lookout.run)
@@ -282,9 +285,9 @@ class Supervisor:
 
     def _make_worker(self, pool: Pool) -> Worker:
         assert self._dispatcher is not None
-        self._lookout.look_at_model()
+        model = self._lookout.note_start()
         worker = Worker(self._worker_settings, pool, self._dispatcher.timers)
-        self._lookout.worker_starts(worker)
+        self._lookout.worker_started(worker, model)
         return worker
 
     def restart_worker(self) -> None:

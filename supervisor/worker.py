@@ -153,7 +153,20 @@ class Worker:
     @property
     def has_suspect(self) -> bool:
         """Whether it holds a request that may have killed its last worker: nobody else may join that."""
-        return any(attempt.request.suspicion.is_suspect for attempt in self.attempts.values())
+        return any(
+            attempt.request.suspicion.is_suspect and not attempt.is_paused
+            for attempt in self.attempts.values()
+        )
+
+    @property
+    def busy_attempts(self) -> int:
+        """How many attempts it holds, without suspects that stand still: one computes nothing for a reader that
+        stopped.
+
+        It can't kill anybody then, and mustn't keep everybody waiting.
+        """
+        attempts = self.attempts.values()
+        return sum(1 for each in attempts if not (each.is_paused and each.request.suspicion.is_suspect))
 
     @property
     def places(self) -> int:
@@ -286,7 +299,9 @@ class Worker:
             self._retiring = cause
             self._owner.worker_retires(self)
         if grace_ns is not None:
-            self._retire_alarm.aim(time.monotonic_ns() + grace_ns)
+            # Whoever asks for less time gets it.
+            due_ns = time.monotonic_ns() + grace_ns
+            self._retire_alarm.aim(min(due_ns, self._retire_alarm.due_ns or due_ns))
         self._go_if_retired()
 
     def _go_if_retired(self) -> None:
