@@ -70,6 +70,7 @@ class Dispatcher:
         self.attempts: dict[int, Attempt] = {}
         """The attempt of each request that is in a worker, by request id."""
         self.is_closing = False
+        self._is_losing = False
         self.escalator = Escalator(escalation, self.timers, self.attempts, self.emit)
         self.rates = Rates()
         self.queue = RequestQueue(max_queue, max_wait_s, self.rates)
@@ -136,7 +137,7 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Submit what waits, oldest first and suspects alone, while workers have places."""
-        while (found := self.queue.next_for(self.pool.serving)) is not None:
+        while not self._is_losing and (found := self.queue.next_for(self.pool.serving)) is not None:
             request, chosen = found
             worker = chosen if request.goes_on_with(chosen.facts) else self._of_its_model(request)
             if len(request.delivered) > MOST_DELIVERED:
@@ -350,6 +351,8 @@ class Dispatcher:
             # Nobody is left to attend another worker, which would be cut as well, nor to ring a deadline.
             self.close()
         held = list(worker.attempts.values())
+        # Until all of them wait again, in their order, nobody goes to another worker.
+        self._is_losing = True
         for attempt in held:
             request = attempt.request
             if not request.has_ended:
@@ -359,10 +362,11 @@ class Dispatcher:
                     )
                 self._survive(request, worker, report, now)
             attempt.on_process_gone(now)
-            if request.state.phase is r.RequestPhase.QUEUED:
-                # Told last: what the user does then, such as a cancel, finds it out of the worker.
-                delivered = len(request.delivered)
-                self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, delivered))
+        self._is_losing = False
+        for request in (attempt.request for attempt in held if not attempt.request.has_ended):
+            # Told last: what the user does then, such as a cancel, finds it out of the worker.
+            delivered = len(request.delivered)
+            self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, delivered))
 
     def _survive(self, request: Request, worker: Worker, report: ExitReport, now: int) -> None:
         """Let a request that lost its worker wait for the next one, or end."""

@@ -46,7 +46,9 @@ def test_a_hang_accuses_unless_it_was_stopped_from_outside() -> None:
 def test_of_the_other_causes_a_broken_protocol_and_outgrown_memory_accuse(
     cause: DeathCause, signal_name: str | None
 ) -> None:
-    assert accuses(cause, signal_name, False) == (cause in (DeathCause.PROTOCOL_ERROR, DeathCause.MEMORY_LIMIT))
+    assert accuses(cause, signal_name, False) == (
+        cause in (DeathCause.PROTOCOL_ERROR, DeathCause.MEMORY_LIMIT)
+    )
 
 
 # --- what speaks against a request ---------------------------------------------------------------
