@@ -27,7 +27,7 @@ help:
 	@echo 'make test    run all tests'
 	@echo 'make check   run all that continuous integration runs: tests, format, lint, types, layers, documents'
 	@echo 'make docs    build the documents and the API reference as a site in build/site'
-	@echo 'make bench   run the benchmarks: a table, and benchmarks/results.json. Takes half an hour, and wants a machine'
+	@echo 'make bench   run the benchmarks: a table, and benchmarks/results.json. Takes 45 minutes, and wants a machine'
 	@echo '             with nothing else to do. BENCH="cancel --quick" runs one of them, shortly'
 	@echo 'make soak    let everything go wrong at random under 10,000 requests, and check each answer. Takes a quarter of an'
 	@echo '             hour; SOAK="--quick --seed 1 --backend trio" is less, and as before'

@@ -47,13 +47,31 @@ def block(name: str, results: dict[str, Any]) -> str:
     whole = {benchmark: results[benchmark] for benchmark in WHOLE.get(name, ()) if benchmark in results}
     chosen = [by_name[wanted] for wanted in BLOCKS[name]] or figures(whole)
     rows = [f"| {figure['what']} | {_value(figure)} | {_wanted(figure)} |" for figure in chosen]
-    machine = next(iter(results.values()))["machine"]
+    shown = {figure["name"] for figure in chosen}
+    sources = {
+        name: benchmark["machine"]
+        for name, benchmark in results.items()
+        if any(figure["name"] in shown for figure in benchmark["figures"])
+    }
     where = (
-        f"{machine['cpu']}, {machine['cores']} virtual cores, {machine['system']}, Python {machine['python']}, "
-        f"llama-cpp-python {machine['llama-cpp-python']}; SmolLM2 135M, greedy, 128 tokens, 2 threads unless it "
-        "says otherwise. Ratios are medians of pairs measured in turn, with quartiles."
+        f"{_machines(sources)}; SmolLM2 135M, greedy, 128 tokens, 2 threads unless it says otherwise. Ratios are "
+        "medians of pairs measured in turn, with quartiles."
     )
     return "\n".join(["", "| what | measured | wanted |", "|---|---|---|", *rows, "", where, "", ""])
+
+
+def _machines(sources: dict[str, Any]) -> str:
+    """Return on which machine the benchmarks ran, told apart if there were several."""
+    by_machine: dict[str, list[str]] = {}
+    for name, machine in sources.items():
+        told = (
+            f"{machine['cpu']}, {machine['cores']} virtual cores, {machine['system']}, Python {machine['python']}, "
+            f"llama-cpp-python {machine['llama-cpp-python']}"
+        )
+        by_machine.setdefault(told, []).append(name)
+    if len(by_machine) == 1:
+        return next(iter(by_machine))
+    return "; ".join(f"{told} ({', '.join(names)})" for told, names in by_machine.items())
 
 
 def _value(figure: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ Every frame is checked against the attempt table and the credit; what breaks the
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +28,7 @@ from infervisor.protocol.machines.attempt import (
 )
 from infervisor.protocol.messages import Credit, Ended, Released, Started, Tokens
 from infervisor.protocol.quoting import quoted
+from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.report import ErrorInfo, Usage
 from infervisor.supervisor.request import Chunk, Request
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 MAX_SILENT_TOKENS = 1 << 20
 """In a row: they need no reader, so credit doesn't bound what is kept of them."""
+
+IDLE_SUSPECT_NS = NS_PER_S
+"""How long the reader of a suspect may take nothing before others may join it."""
 
 _REASON_OF = {
     "stop": EndReason.STOP,
@@ -64,7 +69,11 @@ class AttemptOwner(Protocol):
         ...
 
     def attempt_acquitted(self, request: Request) -> None:
-        """It needn't be alone any more, or not for now: it has outlived what killed its worker, or stands still."""
+        """It has outlived what killed its worker, and needn't be alone any more."""
+        ...
+
+    def attempt_pauses(self, attempt: Attempt, until_ns: int) -> None:
+        """A suspect waits for its reader; from `until_ns` on it keeps nobody out any more, if it still does."""
         ...
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
@@ -84,6 +93,7 @@ class Attempt:
         self.state = AttemptState()
         self._owner = owner
         self._submitted_ns = now
+        self._paused_ns = now
         self._computed_before = len(request.delivered)
 
     def step(self, event: object, now: int) -> None:
@@ -109,7 +119,7 @@ class Attempt:
         """The prompt fits and sits in a slot."""
         request = self.request
         self.step(Began(request.window.worker_may_compute), now)
-        self._tell_if_it_stands_still()
+        self._note_pause(now)
         if request.resumes:
             request.restored(message.cached_tokens)
         if request.timeline.started_ns is not None:
@@ -134,20 +144,26 @@ class Attempt:
         silent = request.put(message.tokens, now)
         if request.suspicion.is_suspect:
             self._acquit()
-            self._tell_if_it_stands_still()
+            self._note_pause(now)
         if request.silent_tokens > MAX_SILENT_TOKENS:
             raise RemoteProtocolError(f"tokens: more than {MAX_SILENT_TOKENS} in a row have no text")
         if silent:
             self._take(silent, now)
 
     @property
-    def is_paused(self) -> bool:
-        """Whether the worker computes nothing for it until its reader takes something."""
-        return self.state.phase is AttemptPhase.PAUSED
+    def is_idle_suspect(self) -> bool:
+        """Whether it is a suspect that computes nothing because its reader has taken nothing for a while.
 
-    def _tell_if_it_stands_still(self) -> None:
-        if self.is_paused and self.request.suspicion.is_suspect:
-            self._owner.attempt_acquitted(self.request)
+        It can't kill its worker then, and mustn't keep everybody else out of it.
+        """
+        if self.state.phase is not AttemptPhase.PAUSED or not self.request.suspicion.is_suspect:
+            return False
+        return time.monotonic_ns() - self._paused_ns >= IDLE_SUSPECT_NS
+
+    def _note_pause(self, now: int) -> None:
+        if self.state.phase is AttemptPhase.PAUSED and self.request.suspicion.is_suspect:
+            self._paused_ns = now
+            self._owner.attempt_pauses(self, now + IDLE_SUSPECT_NS)
 
     def _acquit(self) -> None:
         request = self.request

@@ -72,6 +72,7 @@ class Dispatcher:
         self.is_closing = False
         self._is_losing = False
         self.escalator = Escalator(escalation, self.timers, self.attempts, self.emit)
+        self._suspect_alarm = self.timers.alarm(self.pump)
         self.rates = Rates()
         self.queue = RequestQueue(max_queue, max_wait_s, self.rates)
         self._max_resumes = max_resumes
@@ -305,6 +306,10 @@ class Dispatcher:
     def attempt_acquitted(self, request: Request) -> None:
         """It has outlived what killed its worker, and needn't be alone any more."""
         self.pump()
+
+    def attempt_pauses(self, attempt: Attempt, until_ns: int) -> None:
+        """A suspect waits for its reader: others need not wait for that for ever."""
+        self._suspect_alarm.aim(until_ns)
 
     def attempt_released(self, attempt: Attempt, now: int) -> None:
         """Its place is free: complete the report and give the place away."""

@@ -120,11 +120,9 @@ class SnapshotMemory:
             os.close(self.fd)
 
     def _forget(self, area: Area) -> None:
-        """See to it that no request goes on from what another one left: both buffers begin with what says what
-        they hold."""
+        """See to it that no request goes on from what another one left: both buffers begin with what they hold."""
         for start in (area.offset, area.offset + area.size_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE):
-            with contextlib.suppress(OSError):
-                os.pwrite(self.fd, bytes(mmap.PAGESIZE), start)
+            self._punch(Area(start, mmap.PAGESIZE))
 
     def _punch(self, area: Area) -> None:
         # Where the system can't, the memory stays in use until the area is written again: no harm but its size.

@@ -154,19 +154,14 @@ class Worker:
     def has_suspect(self) -> bool:
         """Whether it holds a request that may have killed its last worker: nobody else may join that."""
         return any(
-            attempt.request.suspicion.is_suspect and not attempt.is_paused
+            attempt.request.suspicion.is_suspect and not attempt.is_idle_suspect
             for attempt in self.attempts.values()
         )
 
     @property
     def busy_attempts(self) -> int:
-        """How many attempts it holds, without suspects that stand still: one computes nothing for a reader that
-        stopped.
-
-        It can't kill anybody then, and mustn't keep everybody waiting.
-        """
-        attempts = self.attempts.values()
-        return sum(1 for each in attempts if not (each.is_paused and each.request.suspicion.is_suspect))
+        """How many attempts it holds, without suspects that stand still."""
+        return sum(not attempt.is_idle_suspect for attempt in self.attempts.values())
 
     @property
     def places(self) -> int:

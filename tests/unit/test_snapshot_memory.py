@@ -112,7 +112,8 @@ def test_some_free_areas_may_keep_their_memory_until_it_is_trimmed() -> None:
     assert os.pread(memory.fd, 1, areas[2].offset) == b"x", "the one freed last is kept"
     assert memory.take() == areas[2]
     memory.trim()
-    assert memory.used_bytes() == 1 * MIB, "it isn't free any more"
+    # What says what it holds is gone, so that no request goes on from another one's.
+    assert 1 * MIB - 2 * mmap.PAGESIZE <= memory.used_bytes() < 1 * MIB, "it isn't free any more"
     memory.free(areas[2])
     memory.trim()
     assert memory.used_bytes() == 0
