@@ -98,7 +98,7 @@ def told(
 def measure(quick: bool) -> list[Figure]:
     """Measure each way of going on."""
     random.seed(1)
-    rounds, few = (3, 2) if quick else (36, 6)
+    rounds, few = (3, 2) if quick else (30, 4)
     at = "at 1,500 tokens of context"
     alone: list[float] = []
 

@@ -64,8 +64,8 @@ class Pacing:
     share: float
     saved_tokens: int = 0
     purse_s: float = 0.0
-    is_owed: bool = False
-    """Whether the next one is free: the first of a new process that goes on. Its pages are new to that process, and
+    owed: int = 0
+    """How many of the next ones are free: the first in each buffer of a new process that goes on. Its pages are new to that process, and
     until they have been used the next snapshot would be seconds away."""
     is_at_end: bool = False
     """Whether there is one of the whole prompt: the first after the reading isn't waited for, since it saves the
@@ -84,7 +84,7 @@ class Pacing:
             return False
         if reading:
             return self.purse_s >= 2 * cost_s
-        return self.is_owed or not self.is_at_end or self.purse_s >= cost_s
+        return self.owed > 0 or not self.is_at_end or self.purse_s >= cost_s
 
     def spent(self, seconds: float) -> None:
         """Count time that was spent for snapshots beside taking them."""
@@ -94,13 +94,13 @@ class Pacing:
         """Count a snapshot that took `took_s`."""
         self.saved_tokens = tokens
         self.is_at_end = self.is_at_end or not reading
-        paid_s, self.is_owed = 0.0 if self.is_owed else took_s, False
+        paid_s, self.owed = 0.0 if self.owed else took_s, max(0, self.owed - 1)
         self.purse_s = min(self.purse_s - paid_s, took_s)
 
     def restored(self, tokens: int) -> None:
         """Count what a snapshot gave back."""
         self.saved_tokens = tokens
-        self.is_owed = self.is_at_end = True
+        self.owed, self.is_at_end = 2, True
 
 
 @dataclass(slots=True)

@@ -158,6 +158,7 @@ def test_a_slot_goes_on_from_what_its_area_holds_and_the_next_snapshot_is_soon(b
     bench.engine.step([0])
     assert bench.worked([0], 1e-9, steps=6) == []
     assert bench.worked([0], 1e-9, steps=1) == [0], "after 8 tokens, whatever it costs"
+    assert bench.worked([0], 1e-9, steps=8) == [0], "and once more, in the other buffer"
     assert bench.worked([0], 1e-9, steps=20) == []
 
 

@@ -75,14 +75,16 @@ def test_what_was_saved_up_pays_for_one_more_at_most() -> None:
     assert taken_at(pacing, range(1, 40), 0.003)[:3] == [8, 16, 39]
 
 
-def test_after_a_restore_the_first_one_is_free_once_the_reading_is_over() -> None:
+def test_after_a_restore_the_first_of_each_buffer_is_free_once_the_reading_is_over() -> None:
     pacing = Pacing(0.01)
     pacing.restored(100)
     assert not pacing.is_due(100 + TOKENS_APART, 0.2, reading=True), "nobody who waits is kept waiting for it"
     assert not pacing.is_due(100 + TOKENS_APART - 1, 0.2, reading=False)
-    assert pacing.is_due(100 + TOKENS_APART, 0.2, reading=False)
-    pacing.saved(100 + TOKENS_APART, 0.2)
-    assert pacing.purse_s == pytest.approx(0), "it was free"
+    for number in (1, 2):
+        tokens = 100 + number * TOKENS_APART
+        assert pacing.is_due(tokens, 0.2, reading=False)
+        pacing.saved(tokens, 0.2)
+        assert pacing.purse_s == pytest.approx(0), "it was free"
     assert not pacing.is_due(200, 0.001, reading=False)
 
 
