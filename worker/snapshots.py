@@ -65,8 +65,8 @@ class Pacing:
     saved_tokens: int = 0
     purse_s: float = 0.0
     owed: int = 0
-    """How many of the next ones are free: the first in each buffer of a new process that goes on. Its pages are new to
-    that process, and until they have been used the next snapshot would be seconds away."""
+    """How many of the next ones are free: the first in each buffer of a new process that goes on. Its pages are
+    new to that process, and until they have been used the next snapshot would be seconds away."""
     is_at_end: bool = False
     """Whether there is one of the whole prompt: the first after the reading isn't waited for, since it saves the
     most."""
