@@ -7,7 +7,7 @@ is poisoned. Further tokens acquit it. Pure functions and frozen values: no I/O,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from infervisor.protocol.machines.process import DeathCause
@@ -93,13 +93,23 @@ class Places:
     has_suspect: bool
 
 
-def place(queue: Iterable[bool], workers: Sequence[Places]) -> tuple[int, int] | None:
+def _nowhere(waiting: int) -> Collection[int]:
+    return ()
+
+
+def place(
+    queue: Iterable[bool],
+    workers: Sequence[Places],
+    near: Callable[[int], Collection[int]] = _nowhere,
+) -> tuple[int, int] | None:
     """Return the next request to submit and the worker for it, as two indices, or None.
 
-    queue: for each waiting request, oldest first, whether it is a suspect. First come, first served, into the
-    worker that holds the fewest; but a suspect goes only into an empty worker, one suspect at a time, and
-    nobody joins it. While the first suspect waits for an empty worker, the one that holds the fewest takes no
-    newcomers: younger requests overtake the suspect elsewhere, yet can't make it wait for ever.
+    queue: for each waiting request, in the order in which they are due, whether it is a suspect. The first that is
+    due goes first, into the worker that holds the fewest; but a suspect goes only into an empty worker, one suspect
+    at a time, and nobody joins it. While the first suspect waits for an empty worker, the one that holds the fewest
+    takes no newcomers: later requests overtake the suspect elsewhere, yet can't make it wait for ever.
+    near: which workers have in memory what a waiting request begins with; it goes there if there is room for it,
+    and waits for none of them.
     """
     by_load = sorted(range(len(workers)), key=lambda index: workers[index].held)
     a_suspect_runs = any(worker.has_suspect for worker in workers)
@@ -115,7 +125,8 @@ def place(queue: Iterable[bool], workers: Sequence[Places]) -> tuple[int, int] |
             # Which one is kept may change from call to call, but the fewest that any holds only gets less.
             kept = next((index for index in by_load if workers[index].held > 0), None)
             continue
-        for index in by_load:
+        nearest = near(waiting)
+        for index in sorted(by_load, key=lambda index: index not in nearest) if nearest else by_load:
             if workers[index].free > 0 and not workers[index].has_suspect and index != kept:
                 return waiting, index
         # Where this one finds no room, none behind it does: nobody overtakes but a suspect's youngers.

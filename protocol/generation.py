@@ -30,7 +30,8 @@ def _number(name: str, value: object, low: float, high: float, part: str = "") -
     return float(value)
 
 
-def _integer(name: str, value: object, low: int, high: int, part: str = "") -> int:
+def check_integer(name: str, value: object, low: int, high: int, part: str = "") -> int:
+    """Return `value` if it is a whole number in a range. Raises `InvalidRequest` naming it otherwise."""
     what = name + part
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{what} must be a whole number, not {quoted(value, 80)}", name)
@@ -76,18 +77,18 @@ class Sampling:
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Sampling:
         """Rebuild from `to_wire`. Raises `InvalidRequest` for unknown names and bad values."""
-        _refuse_unknown(cls, wire)
+        refuse_unknown(cls, wire)
         return cls(**wire)
 
 
 _SAMPLING_CHECKS: dict[str, Callable[[str, object], float]] = {
     "temperature": lambda name, value: _number(name, value, 0, 100),
-    "top_k": lambda name, value: _integer(name, value, 0, 1 << 20),
+    "top_k": lambda name, value: check_integer(name, value, 0, 1 << 20),
     "top_p": lambda name, value: _number(name, value, 0, 1),
     "min_p": lambda name, value: _number(name, value, 0, 1),
     "typical_p": lambda name, value: _number(name, value, 0, 1),
     "repeat_penalty": lambda name, value: _number(name, value, 0.01, 100),
-    "repeat_last_n": lambda name, value: _integer(name, value, 0, 1 << 20),
+    "repeat_last_n": lambda name, value: check_integer(name, value, 0, 1 << 20),
     "frequency_penalty": lambda name, value: _number(name, value, -2, 2),
     "presence_penalty": lambda name, value: _number(name, value, -2, 2),
 }
@@ -104,7 +105,7 @@ def _logit_bias(bias: object) -> dict[int, float]:
         )
     checked: dict[int, float] = {}
     for token, value in bias.items():
-        token = _integer("logit_bias", token, 0, (1 << 31) - 1, " token id")
+        token = check_integer("logit_bias", token, 0, (1 << 31) - 1, " token id")
         is_ban = isinstance(value, float) and value == -math.inf
         checked[token] = -math.inf if is_ban else _number("logit_bias", value, -100, 100, " value")
     return checked
@@ -124,7 +125,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, (1 << 63) - 1)
+            check_integer("max_tokens", self.max_tokens, 1, (1 << 63) - 1)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(
@@ -138,7 +139,7 @@ class Limits:
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Limits:
         """Rebuild from `to_wire`. Raises `InvalidRequest` for unknown names and bad values."""
-        _refuse_unknown(cls, wire)
+        refuse_unknown(cls, wire)
         return cls(**wire)
 
 
@@ -179,10 +180,11 @@ def check_text(name: str, text: str) -> str:
 
 def check_seed(seed: object) -> int:
     """Return `seed` if 0 ≤ seed < 2**32. Raises `InvalidRequest` otherwise."""
-    return _integer("seed", seed, 0, SEED_LIMIT - 1)
+    return check_integer("seed", seed, 0, SEED_LIMIT - 1)
 
 
-def _refuse_unknown(cls: type[Sampling] | type[Limits], wire: Mapping[str, Any]) -> None:
+def refuse_unknown(cls: type[Any], wire: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` for a name that isn't a field of this dataclass."""
     known = [f.name for f in fields(cls)]
     for name in wire:
         if name not in known:

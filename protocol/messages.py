@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.quoting import quoted
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 U64 = 1 << 64
 MAX_DEPTH = 40
 """How deep maps and arrays in a field may be nested."""
@@ -95,6 +95,29 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(_is_u64(entry) for entry in value)
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_texts_or_none(value: object) -> bool:
+    return value is None or (
+        isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
+    )
+
+
+def _is_vectors(value: object) -> bool:
+    # Each is an array of little-endian 32-bit floats.
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(entry, bytes) and entry and len(entry) % 4 == 0 for entry in value)
+    )
+
+
+def _is_answer(value: object) -> bool:
+    return value is None or isinstance(value, bytes) or _is_u64(value)
+
+
 def _is_area_or_none(value: object) -> bool:
     return value is None or (_is_ids(value) and len(value) == 2)  # type: ignore[arg-type]
 
@@ -156,6 +179,8 @@ class Load(Message):
     """Create the engine and load the model. Sent once, after hello.
 
     snapshot_share: the share of the computing time that KV snapshots may take, from 0 to 1; None takes none.
+    step_budget_s: how long a step may take in which running sequences wait for others' prompts, in seconds; None
+    lets the worker choose. workers: how many workers of this kind share the machine's cores.
     """
 
     name: ClassVar[str] = "load"
@@ -163,16 +188,20 @@ class Load(Message):
     model: str | None = field(metadata=_wire(_is_text_or_none))
     options: Mapping[str, Any] = field(metadata=_wire(_is_map))
     snapshot_share: float | None = field(default=None, metadata=_wire(_is_share_or_none))
+    step_budget_s: float | None = field(default=None, metadata=_wire(_is_number_or_none))
+    workers: int = field(default=1, metadata=_wire(_is_u64))
 
 
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """Start one attempt. Exactly one of prompt and messages is set.
+    """Start one attempt. Exactly one of prompt, messages and texts is set.
 
     sampling, limits: `Sampling.to_wire()`, `Limits.to_wire()`. template_clock_s: seconds since the epoch that
     a chat template may show, or None. special: whether a raw prompt's control-token texts become tokens.
     credit: the first credit limit in tokens. delivered: token ids that the reader has already (on resuming).
     snapshot: where in the shared memory this request's KV snapshots lie, as [offset, bytes], or None.
+    texts: what is to be embedded: then the answer is `vectors`, one for each. output: `Output.to_wire()`.
+    tools: what the model may call, as OpenAI's `tools`. priority: −100 to 100, more goes first.
     """
 
     name: ClassVar[str] = "submit"
@@ -187,6 +216,10 @@ class Submit(Message):
     credit: int = field(metadata=_wire(_is_u64))
     delivered: Sequence[int] = field(metadata=_wire(_is_ids))
     snapshot: Sequence[int] | None = field(default=None, metadata=_wire(_is_area_or_none))
+    texts: Sequence[str] | None = field(default=None, metadata=_wire(_is_texts_or_none))
+    output: Mapping[str, Any] = field(default_factory=dict[str, Any], metadata=_wire(_is_map))
+    tools: Sequence[Mapping[str, Any]] | None = field(default=None, metadata=_wire(_is_messages_or_none))
+    priority: int = field(default=0, metadata=_wire(_is_int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +237,19 @@ class Cancel(Message):
 
     name: ClassVar[str] = "cancel"
     id: int = field(metadata=_wire(_is_u64))
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Message):
+    """Ask something that computes nothing. kind: tokenize, detokenize or count; arguments depend on it.
+
+    Answered by one `answered`, out of the order of everything else.
+    """
+
+    name: ClassVar[str] = "query"
+    id: int = field(metadata=_wire(_is_u64))
+    kind: str = field(metadata=_wire(_is_text))
+    arguments: Mapping[str, Any] = field(metadata=_wire(_is_map))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +340,28 @@ class Tokens(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors(Message):
+    """Embeddings. index: of the first text; vectors: little-endian 32-bit floats of one text each."""
+
+    name: ClassVar[str] = "vectors"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    index: int = field(metadata=_wire(_is_u64))
+    vectors: Sequence[bytes] = field(metadata=_wire(_is_vectors))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Message):
+    """The answer to a query: bytes or a count, or None and an error: a mapping with code, message and field."""
+
+    name: ClassVar[str] = "answered"
+    t_ns: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(_is_u64))
+    value: bytes | int | None = field(metadata=_wire(_is_answer))
+    error: Mapping[str, Any] | None = field(metadata=_wire(_is_map_or_none))
+
+
+@dataclass(frozen=True, slots=True)
 class Ended(Message):
     """No token follows. why: one of `ENDED_WHY`. text: what was held back and is now released.
 
@@ -344,12 +412,14 @@ class Log(Message):
     dropped: int = field(metadata=_wire(_is_u64))
 
 
-ToWorker = Load | Submit | Credit | Cancel | Drain | Shutdown
-FromWorker = Hello | Progress | Ready | Failed | Started | Tokens | Ended | Released | Beat | Log
+ToWorker = Load | Submit | Credit | Cancel | Query | Drain | Shutdown
+FromWorker = (
+    Hello | Progress | Ready | Failed | Started | Tokens | Vectors | Answered | Ended | Released | Beat | Log
+)
 
-_TO_WORKER: tuple[type[Message], ...] = (Load, Submit, Credit, Cancel, Drain, Shutdown)
+_TO_WORKER: tuple[type[Message], ...] = (Load, Submit, Credit, Cancel, Query, Drain, Shutdown)
 _FROM_WORKER: tuple[type[Message], ...] = (
-    Hello, Progress, Ready, Failed, Started, Tokens, Ended, Released, Beat, Log,
+    Hello, Progress, Ready, Failed, Started, Tokens, Vectors, Answered, Ended, Released, Beat, Log,
 )  # fmt: skip
 TO_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _TO_WORKER}
 FROM_WORKER: Mapping[str, type[Message]] = {cls.name: cls for cls in _FROM_WORKER}

@@ -24,6 +24,7 @@ from infervisor.protocol.messages import (
     ENDED_WHY,
     FROM_WORKER,
     TO_WORKER,
+    Answered,
     Beat,
     Cancel,
     Credit,
@@ -35,12 +36,14 @@ from infervisor.protocol.messages import (
     Log,
     Message,
     Progress,
+    Query,
     Ready,
     Released,
     Shutdown,
     Started,
     Submit,
     Tokens,
+    Vectors,
 )
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -54,9 +57,10 @@ PLAIN = st.recursive(
 MAP = st.dictionaries(TEXT, PLAIN, max_size=3)
 COUNTS = st.dictionaries(TEXT, U64, max_size=3)
 TOKEN = st.tuples(U64, TEXT, st.none() | st.lists(PLAIN, max_size=2)).map(list)
+VECTOR = st.integers(1, 4).flatmap(lambda length: st.binary(min_size=4 * length, max_size=4 * length))
 
 TO_WORKER_MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
-    Load: st.builds(Load, TEXT, st.none() | TEXT, MAP),
+    Load: st.builds(Load, TEXT, st.none() | TEXT, MAP, st.none() | st.floats(0, 1), st.none() | FLOAT, U64),
     Submit: st.builds(
         Submit,
         U64,
@@ -69,9 +73,15 @@ TO_WORKER_MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         MAP,
         U64,
         st.lists(U64, max_size=5),
+        st.none() | st.lists(U64, min_size=2, max_size=2),
+        st.none() | st.lists(TEXT, max_size=3),
+        MAP,
+        st.none() | st.lists(MAP, max_size=2),
+        st.integers(-100, 100),
     ),
     Credit: st.builds(Credit, U64, U64),
     Cancel: st.builds(Cancel, U64),
+    Query: st.builds(Query, U64, TEXT, MAP),
     Drain: st.builds(Drain),
     Shutdown: st.builds(Shutdown),
 }
@@ -82,6 +92,8 @@ FROM_WORKER_MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     Failed: st.builds(Failed, U64, TEXT, TEXT, TEXT, st.booleans()),
     Started: st.builds(Started, U64, U64, U64, U64, U64),
     Tokens: st.builds(Tokens, U64, U64, U64, st.lists(TOKEN, min_size=1, max_size=3)),
+    Vectors: st.builds(Vectors, U64, U64, U64, st.lists(VECTOR, min_size=1, max_size=3)),
+    Answered: st.builds(Answered, U64, U64, st.none() | U64 | st.binary(max_size=8), st.none() | MAP),
     Ended: st.builds(Ended, U64, U64, st.sampled_from(sorted(ENDED_WHY)), TEXT, COUNTS, st.none() | MAP),
     Released: st.builds(Released, U64, U64, st.none() | U64, U64),
     Beat: st.builds(Beat, U64, U64, COUNTS, U64, U64),
@@ -246,7 +258,7 @@ def test_a_malformed_frame_is_a_named_error(payload: bytes) -> None:
 
 
 def test_a_map_that_repeats_a_key_has_its_last_value() -> None:
-    [message] = Decoder.to_worker().feed(frame(b"\x95\xa4load\xa1a\xc0\x82\xa1k\x01\xa1k\x02\xc0"))
+    [message] = Decoder.to_worker().feed(frame(b"\x97\xa4load\xa1a\xc0\x82\xa1k\x01\xa1k\x02\xc0\xc0\x01"))
     assert message == Load("a", None, {"k": 2})
 
 

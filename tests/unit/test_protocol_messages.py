@@ -16,7 +16,14 @@ U64_MAX = (1 << 64) - 1
 
 # The wire layout, written out a second time: whoever changes a message changes it here knowingly.
 LAYOUT: dict[str, tuple[tuple[str, str], ...]] = {
-    "load": (("engine", "text"), ("model", "text?"), ("options", "map"), ("snapshot_share", "fraction?")),
+    "load": (
+        ("engine", "text"),
+        ("model", "text?"),
+        ("options", "map"),
+        ("snapshot_share", "fraction?"),
+        ("step_budget_s", "number?"),
+        ("workers", "u64"),
+    ),
     "submit": (
         ("id", "u64"),
         ("prompt", "text?"),
@@ -29,9 +36,14 @@ LAYOUT: dict[str, tuple[tuple[str, str], ...]] = {
         ("credit", "u64"),
         ("delivered", "ids"),
         ("snapshot", "area?"),
+        ("texts", "texts?"),
+        ("output", "map"),
+        ("tools", "maps?"),
+        ("priority", "integer"),
     ),
     "credit": (("id", "u64"), ("limit", "u64")),
     "cancel": (("id", "u64"),),
+    "query": (("id", "u64"), ("kind", "text"), ("arguments", "map")),
     "drain": (),
     "shutdown": (),
     "hello": (("t_ns", "u64"), ("protocol", "u64"), ("pid", "u64"), ("versions", "map")),
@@ -52,6 +64,8 @@ LAYOUT: dict[str, tuple[tuple[str, str], ...]] = {
         ("prompt_tokens", "u64"),
     ),
     "tokens": (("t_ns", "u64"), ("id", "u64"), ("index", "u64"), ("tokens", "tokens")),
+    "vectors": (("t_ns", "u64"), ("id", "u64"), ("index", "u64"), ("vectors", "vectors")),
+    "answered": (("t_ns", "u64"), ("id", "u64"), ("value", "answer"), ("error", "map?")),
     "ended": (
         ("t_ns", "u64"),
         ("id", "u64"),
@@ -87,6 +101,10 @@ GOOD: dict[str, list[Any]] = {
     "ids": [[], [0], [U64_MAX, 0, 0]],
     "counts": [{}, {"a": 0, "b": U64_MAX}],
     "why": sorted(ENDED_WHY),
+    "integer": [0, -100, 1 << 40],
+    "texts?": [None, [], ["a", ""]],
+    "vectors": [[b"1234"], [b"12345678", b"1234"]],
+    "answer": [None, 0, U64_MAX, b"", b"abc"],
     "tokens": [[[0, "", None]], [[5, "a", []], [U64_MAX, "", [[1, -0.5]]]]],
 }
 
@@ -118,6 +136,9 @@ ANYTHING: list[Any] = [
     [1, 2, 3],
     [1, -2],
     [1, "a"],
+    [b"123"],
+    [b""],
+    [b"1234", "1234"],
     [[1, "a"]],
     [[1, "a", None, None]],
     [[True, "a", None]],
@@ -172,6 +193,10 @@ NAIVE: dict[str, Any] = {
     "ids": lambda v: type(v) is list and all(map(is_u64, v)),
     "counts": lambda v: is_text_map(v) and all(map(is_u64, v.values())),
     "why": lambda v: False,
+    "integer": lambda v: type(v) is int,
+    "texts?": lambda v: v is None or (type(v) is list and all(type(entry) is str for entry in v)),
+    "vectors": lambda v: False,
+    "answer": lambda v: v is None or type(v) is bytes or is_u64(v),
     "tokens": lambda v: False,
 }
 
@@ -184,7 +209,7 @@ def good_values(name: str) -> list[Any]:
 
 
 def test_both_directions_are_known_and_disjoint() -> None:
-    assert set(TO_WORKER) == {"load", "submit", "credit", "cancel", "drain", "shutdown"}
+    assert set(TO_WORKER) == {"load", "submit", "credit", "cancel", "query", "drain", "shutdown"}
     assert set(TO_WORKER) | set(FROM_WORKER) == set(LAYOUT)
     assert not set(TO_WORKER) & set(FROM_WORKER)
     assert all(layout[0][0] == "t_ns" for name, layout in LAYOUT.items() if name in FROM_WORKER)
