@@ -2,7 +2,7 @@
 
 Written by a supervisor, never by hand; with `--snapshots FD` it may keep snapshots in that shared memory. The
 order of `main` matters and is explained there. Threads: this one loads and then runs the work loop; *control*
-reads the parent's messages; *urgent* takes the signal.
+reads the parent's messages; *urgent* takes the signal; requests are prepared in threads of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from infervisor.worker.pipes import ControlReader
 from infervisor.worker.signals import block_urgent_signal, start_urgent_thread
 from infervisor.worker.snapshots import Snapshots
 from infervisor.worker.work_loop import WorkLoop
+
+SETTLE_S = 1.0
+"""How long a shutdown waits for what other threads prepare."""
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -73,8 +76,11 @@ def _serve(control: int, frames: int, urgent: int, snapshots_fd: int | None) -> 
         abort.attach(engine)
         reader.loaded()
         snapshots = Snapshots.of(engine, facts, snapshots_fd, message.snapshot_share, outbox)
-        WorkLoop(engine, facts, inbox, outbox, abort, snapshots).run()
-        engine.close()
+        loop = WorkLoop(engine, facts, inbox, outbox, abort, snapshots, message.step_budget_s)
+        loop.run()
+        # Race "something is still being prepared": closing under it would crash; the exit frees all the same.
+        if loop.settle(SETTLE_S):
+            engine.close()
     except RemoteProtocolError as error:
         return Exit.BROKEN_CONTROL, f"worker: the control stream is broken: {error}"
     except Exception:
@@ -89,7 +95,7 @@ def _wait_for_load(inbox: Inbox) -> Load:
         if isinstance(message, Load):
             return message
         if not isinstance(message, Cancel):  # an urgent cancel may be early; nothing else may
-            raise RemoteProtocolError(f"{message.name} came before load")
+            raise RemoteProtocolError(f"{type(message).__name__.lower()} came before load")
 
 
 def _parse() -> argparse.Namespace:

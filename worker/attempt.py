@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,22 +10,30 @@ from infervisor.protocol.credit import Grant
 from infervisor.protocol.errors import InvalidRequest, LocalProtocolError
 from infervisor.protocol.generation import Limits, Sampling, check_seed, check_text
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import Opened, Outcome, Prefilled, Sampled
+from infervisor.protocol.output import Output, check_priority
+from infervisor.worker.engine import Embedded, Opened, Prefilled, Sampled
+from infervisor.worker.scheduler import Want
 from infervisor.worker.text import TextAssembler
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What sampled tokens mean. tokens: those to send, index is the first one's; why is None if it goes on."""
+    """What sampled tokens, or vectors, mean: those to send, the first one's index, why it ends, or None."""
 
     index: int
     tokens: list[list[Any]]
     why: str | None
+    vectors: Sequence[bytes] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """State from arrival to release. The work loop's thread alone touches it."""
+    """State from arrival to release. The work loop's thread alone touches it.
+
+    prepared: what the engine made of it, once that is there. read_tokens: of prompt and delivered tokens, those
+    that are in memory. leader: another attempt that reads the same beginning; until it has read leader_tokens, or
+    is released, this one waits for them.
+    """
 
     submit: Submit
     grant: Grant
@@ -36,6 +45,12 @@ class Attempt:
     cached_tokens: int = 0
     computed_tokens: int = 0
     prefilled: bool = False
+    prepared: Any = None
+    read_tokens: int = 0
+    total_tokens: int = 1
+    leader: Attempt | None = None
+    leader_tokens: int = 0
+    is_open: bool = False
 
     @classmethod
     def arrived(cls, submit: Submit) -> Attempt:
@@ -51,34 +66,52 @@ class Attempt:
     @property
     def runnable(self) -> bool:
         """Whether a step may include it: its prompt isn't read yet, or a token may be computed."""
+        if self.leader is not None:
+            if self.leader.is_open and self.leader.read_tokens < self.leader_tokens:
+                return False
+            self.leader = None
         return not self.prefilled or self.grant.may_compute
+
+    @property
+    def want(self) -> Want:
+        """What it could use of the next step, if it is runnable."""
+        if self.prefilled:
+            return Want(self.id, False, self.allowance)
+        return Want(self.id, True, max(1, self.total_tokens - self.read_tokens), self.submit.priority)
 
     def check(self) -> None:
         """Check what the parent should have checked. Raises `InvalidRequest`."""
         submit = self.submit
-        if (submit.prompt is None) == (submit.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
+        if sum(each is not None for each in (submit.prompt, submit.messages, submit.texts)) != 1:
+            raise InvalidRequest("exactly one of prompt, messages and texts must be given", "prompt")
         if submit.prompt is not None:
             check_text("prompt", submit.prompt)
+        for text in submit.texts or ():
+            check_text("texts", text)
+        Output.from_wire(submit.output)
+        check_priority(submit.priority)
         Sampling.from_wire(submit.sampling)
         check_seed(submit.seed)
         self.limits = Limits.from_wire(submit.limits)
         self.text = TextAssembler(self.limits.stop)
 
-    def opened(self, slot: int, opened: Opened, context_tokens: int) -> None:
-        """Take what the engine said when it took the request into `slot`."""
-        self.slot = slot
+    def opened(self, opened: Opened, context_tokens: int, leader: Attempt | None) -> None:
+        """Take what the engine said when it took the request into a slot. leader: who is in `opened.after`."""
+        self.is_open = True
+        self.slot = opened.slot
         self.context_tokens = context_tokens
         self.prompt_tokens = opened.prompt_tokens
-        self.cached_tokens = opened.cached_tokens
-        self.prefilled = opened.cached_tokens >= opened.prompt_tokens + len(self.submit.delivered)
+        self.total_tokens = opened.prompt_tokens + len(self.submit.delivered)
+        self.in_memory(opened.cached_tokens)
+        if opened.after is not None:
+            self.leader, self.leader_tokens = leader, opened.after[1]
         # The reader has this text: what counts is the state that it leaves, half characters and held-back stops.
         for data in opened.delivered_data:
             self.text.feed(data)
 
-    def restored(self, tokens: int) -> None:
-        """Count tokens whose memory came from a snapshot; they may reach into the answer."""
-        self.cached_tokens = max(self.cached_tokens, tokens)
+    def in_memory(self, tokens: int) -> None:
+        """Count tokens that are in memory before it begins; they may reach into the answer."""
+        self.cached_tokens = self.read_tokens = tokens
 
     @property
     def already_ended(self) -> str | None:
@@ -94,15 +127,23 @@ class Attempt:
             room = min(room, limits.max_tokens)
         return max(1, min(grant.limit, room) - grant.computed)
 
-    def take(self, outcome: Outcome) -> Taken | None:
+    def take(self, outcome: Prefilled | Embedded | Sampled | Sequence[Sampled]) -> Taken | None:
         """Count one outcome of a step; return what to send and whether it ends here, None for prefill.
 
         Where several natural ends fall on one token: stop, stop_sequence, length, context_full. Tokens after the
         one that ends it were computed for nothing.
         """
         if isinstance(outcome, Prefilled):
+            self.read_tokens, self.total_tokens = outcome.done_tokens, outcome.total_tokens
+            self.cached_tokens += outcome.copied_tokens
             self.prefilled = outcome.done_tokens >= outcome.total_tokens
             return None
+        if isinstance(outcome, Embedded):
+            self.read_tokens, self.total_tokens = outcome.done_tokens, outcome.total_tokens
+            first = self.grant.computed
+            for _ in outcome.vectors:
+                self.grant.spend()
+            return Taken(first, [], "stop" if outcome.is_last else None, outcome.vectors)
         self.prefilled = True
         sampled = (outcome,) if isinstance(outcome, Sampled) else outcome
         if not sampled:
@@ -137,6 +178,6 @@ class Attempt:
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.grant.computed,
+            "completion_tokens": 0 if self.submit.texts is not None else self.grant.computed,
             "computed_tokens": self.computed_tokens,
         }

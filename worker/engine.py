@@ -1,11 +1,12 @@
 """The contract between the work loop and an engine. A stranger adds an engine by meeting this page.
 
 An engine owns a loaded model and a fixed number of slots, numbered from 0. It knows tokens; it knows
-nothing of credit, stop strings, UTF-8, frames or requests: the work loop does those for all engines.
+nothing of credit, stop strings, UTF-8, frames or requests: the work loop does those for all engines. Nor does it
+choose who is in a step, or how much of a prompt is read in one: the scheduler does.
 
-Threads: every method runs in the work loop's thread, but `interrupt`, which any thread may call while a
-step runs. Between steps the loop calls `clear_interrupt`. A step must return soon: a prefill advances by
-one slice of about 250 ms or less.
+Threads: every method runs in the work loop's thread, but for two. `interrupt` is called by any thread while a step
+runs; between steps the loop calls `clear_interrupt`. `prepare` runs in a thread of its own, several at once, beside
+steps; it must not touch what steps change.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class ModelFacts:
 
     fingerprint: two workers with the same one compute the same from the same tokens.
     context_tokens: the *effective* context of one sequence: prompt and answer together.
+    largest_slice_tokens: how much of a prompt one step may read of one sequence; fixed_slices: all slices but the
+    last of a prompt must have that length, since what is computed depends on it.
     extra: anything else worth showing (plain values): model name, bytes, devices, threads.
     """
 
@@ -48,6 +51,8 @@ class ModelFacts:
     has_chat_template: bool
     slots: int
     abort: AbortGranularity
+    largest_slice_tokens: int = 512
+    fixed_slices: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -55,26 +60,38 @@ class ModelFacts:
 class Opened:
     """A sequence that sits in a slot.
 
-    prompt_tokens: all of the prompt; cached_tokens: already computed. delivered_data: for each delivered token the
-    bytes that `Sampled` had for it.
+    slot: the one it took. prompt_tokens: all of the prompt; cached_tokens: already in memory. after: (slot,
+    tokens), if another sequence reads the same beginning just now: once that slot has read so many tokens, or is
+    released, they can be copied, so until then this one is in no step. delivered_data: for each delivered token
+    the bytes that `Sampled` had for it.
     """
 
+    slot: int
     prompt_tokens: int
     cached_tokens: int = 0
+    after: tuple[int, int] | None = None
     delivered_data: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The step read a slice of the prompt. done_tokens of total_tokens are in memory now."""
+    """The step read a slice of the prompt. done_tokens of total_tokens are in memory now.
+
+    copied_tokens: of them, those that this step took over from another sequence instead of computing them.
+    """
 
     done_tokens: int
     total_tokens: int
+    copied_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The step chose one token. data: its bytes (any cut of UTF-8). end: the model's own end token."""
+    """The step chose one token. data: its bytes (any cut of UTF-8). end: the model's own end token.
+
+    logprobs: None, or plain data: [natural log-probability, [[token, bytes, log-probability], …]], the alternatives
+    with the most probable first; before temperature and other samplers.
+    """
 
     token: int
     data: bytes
@@ -82,7 +99,27 @@ class Sampled:
     logprobs: Any = None
 
 
-Outcome = Prefilled | Sampled | Sequence[Sampled]
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The step read so many of total_tokens, of all texts together; vectors: of the texts that are whole now.
+
+    Each is an array of little-endian 32-bit floats. is_last: no more will follow.
+    """
+
+    done_tokens: int
+    total_tokens: int
+    vectors: Sequence[bytes]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """This one sequence can't go on, for what `message` says; the others of the step can."""
+
+    message: str
+
+
+Outcome = Prefilled | Sampled | Embedded | Broken | Sequence[Sampled]
 """What a step did for one sequence. A sequence of several tokens: an engine that can be sure of more than one in a
 step, as after an accepted draft; at least one, in order, nothing after an end token."""
 
@@ -103,14 +140,6 @@ class LoadRefused(Exception):
         self.permanent = permanent
 
 
-class Stoppable(Protocol):
-    """Runs Python code that a cancel may end at any bytecode, by an exception that isn't an `Exception`."""
-
-    def __call__(self, function: Callable[[], T], /) -> T:
-        """Run `function` and return its result. What a cancel raises must pass through the engine."""
-        ...
-
-
 class Engine(Protocol):
     """One loaded model and its slots."""
 
@@ -123,14 +152,20 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
-        """Take the request into `slot`: render its template, tokenise, set up its sampler. Computes nothing.
+    def prepare(self, submit: Submit) -> Any:
+        """Return the request as `open` wants it: rendered, tokenised, its grammar tried. Computes nothing.
 
-        Python code that a model file or a caller controls (a template) must run inside
-        `stoppable(function)`, which a cancel ends by an asynchronous exception; leave no state behind it.
+        For all that needs no slot and may take long: others are served meanwhile, and a cancelled request doesn't
+        wait for it. Raises `InvalidRequest` for what can't be served, naming the field.
+        """
+        ...
+
+    def open(self, slots: Sequence[int], submit: Submit, prepared: Any) -> Opened:
+        """Take a prepared request into one of the free `slots`, the one whose memory serves it best.
+
         Delivered tokens follow the prompt and count as sampled: what is drawn next depends on the seed and on
         how many there are, penalties see them. They may fill the context; then no step comes.
-        Raises `InvalidRequest` for what can't be served. After any exception the slot is still free.
+        Raises `InvalidRequest` for what can't be served. After any exception the slots are still free.
         """
         ...
 
@@ -138,15 +173,19 @@ class Engine(Protocol):
         """Advance each sequence named by one prefill slice or by sampled tokens, in the order given.
 
         A sequence whose prompt isn't all in memory gets a slice (`Prefilled`), another one its next token
-        (`Sampled`), or several: `most` holds for each slot how many may be computed, at least 1; without it,
-        1. Returns None when `interrupt` cut the step: no sequence has lost or gained a token,
+        (`Sampled`), or several: `most` holds for each slot how many tokens may be read or computed, at least 1;
+        without it, the engine chooses a slice, and one token. Texts to embed are read like prompts (`Embedded`).
+        Returns None when `interrupt` cut the step: no sequence has lost or gained a token,
         finished prefill may be kept, and calling again with the same slots goes on where it was.
-        Any exception ends the requests named as engine errors.
+        Any exception ends all requests named as engine errors, `Broken` that one alone.
         """
         ...
 
     def release(self, slot: int) -> None:
-        """Free an open slot: after return no step includes its sequence and it can be opened again."""
+        """Free an open slot: after return no step includes its sequence and it can be opened again.
+
+        What the sequence had in memory may stay, for a request that begins alike.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -187,9 +226,33 @@ class KeepsSnapshots(Protocol):
         ...
 
     def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
-        """Put what `save` wrote for the first `tokens` tokens into a slot in which nothing has been read yet.
+        """Put what `save` wrote for the first `tokens` tokens into a slot that no step has included yet.
 
-        Returns False, with nothing in memory, if that doesn't come out right. Afterwards the next step is a
+        Returns False if as much is there already, or if it doesn't come out right; then perhaps nothing is left
+        in memory. Afterwards the next step is a
         `Prefilled`, even where nothing is left to read.
         """
+        ...
+
+
+@runtime_checkable
+class AnswersQueries(Protocol):
+    """An engine that answers what needs no computing. Optional."""
+
+    def answer(self, kind: str, arguments: Mapping[str, Any]) -> Any:
+        """Return plain data. Runs in a thread of its own, beside steps.
+
+        kind tokenize: {text, special} → token ids as little-endian 32-bit integers; detokenize: {tokens: the same}
+        → the bytes of the text; count: {prompt, messages, tools, special, template_clock_s}, as in `Submit` → how
+        many tokens that prompt has. Raises `InvalidRequest`.
+        """
+        ...
+
+
+@runtime_checkable
+class SharesCores(Protocol):
+    """An engine that takes cores by itself, and would take others' if it didn't know of them. Optional."""
+
+    def use_share(self, workers: int) -> None:
+        """Before `load`: that many workers like this one share the machine."""
         ...

@@ -1,7 +1,7 @@
-"""What other threads leave for the work loop: messages in arrival order, and a way to wake it.
+"""What other threads leave for the work loop: messages and prepared requests as they come, and a way to wake it.
 
-The reader and urgent threads put, the work loop takes. Unbounded on purpose: the parent bounds how much
-it submits, and a bound here would only make the reader deaf to cancels.
+The reader, urgent and preparing threads put, the work loop takes. Unbounded on purpose: the parent bounds how
+much it submits, and a bound here would only make the reader deaf to cancels.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ import threading
 from collections import deque
 
 from infervisor.protocol.messages import Message
+from infervisor.worker.preparing import Prepared
+
+Event = Message | Prepared
 
 
 class Inbox:
     """A queue with one taker."""
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self._messages: deque[Event] = deque()
         self._arrived = threading.Condition()
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Event) -> None:
         """Append `message` and wake the taker. Any thread."""
         with self._arrived:
             self._messages.append(message)
             self._arrived.notify()
 
-    def take(self) -> list[Message]:
+    def take(self) -> list[Event]:
         """Return all that has arrived, perhaps nothing, without waiting."""
         if (
             not self._messages
@@ -36,7 +39,7 @@ class Inbox:
             self._messages.clear()
         return messages
 
-    def take_one(self) -> Message:
+    def take_one(self) -> Event:
         """Return the oldest message. Only after `wait` without a time-out has returned."""
         with self._arrived:
             return self._messages.popleft()

@@ -14,7 +14,7 @@ import msgpack
 import infervisor
 from infervisor.protocol.errors import LocalProtocolError
 from infervisor.protocol.messages import Failed, Load, Progress, Ready
-from infervisor.worker.engine import Engine, LoadRefused, ModelFacts
+from infervisor.worker.engine import Engine, LoadRefused, ModelFacts, SharesCores
 from infervisor.worker.engines import create_engine
 from infervisor.worker.fault_hooks import FaultHooks, TakesFaultHooks
 from infervisor.worker.outbox import Outbox, sendable
@@ -57,6 +57,8 @@ def load(message: Load, outbox: Outbox, hooks: FaultHooks) -> tuple[Engine, Mode
         engine = create_engine(message.engine)
         if isinstance(engine, TakesFaultHooks):
             engine.use_fault_hooks(hooks)
+        if isinstance(engine, SharesCores):
+            engine.use_share(max(1, message.workers))
         facts = engine.load(message.model, message.options, ProgressReporter(outbox))
         outbox.send(Ready(time.monotonic_ns(), facts.fingerprint, _plain(facts)))
     except LoadRefused as error:

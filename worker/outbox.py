@@ -1,13 +1,14 @@
 """Frames to the parent: whole, in order, from one thread at a time.
 
-The main thread alone sends: first while loading, then from the work loop. A write may block while the
-parent is slow, but never for long: credit bounds the tokens in flight, beats are coalesced (built when
-sent, never queued) and logs are dropped and counted when there are too many.
+The main thread sends: first while loading, then from the work loop; the thread that answers queries does, too. A
+write may block while the parent is slow, but never for long: credit bounds the tokens in flight, beats are
+coalesced (built when sent, never queued) and logs are dropped and counted when there are too many.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 
@@ -32,6 +33,7 @@ class Outbox:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._writing = threading.Lock()
         self._log_tokens = float(LOG_BURST)
         self._log_refilled_ns = time.monotonic_ns()
         self._logs_dropped = 0
@@ -44,8 +46,9 @@ class Outbox:
         """
         frame = memoryview(encode(message))
         try:
-            while frame:
-                frame = frame[os.write(self._fd, frame) :]
+            with self._writing:
+                while frame:
+                    frame = frame[os.write(self._fd, frame) :]
         except BrokenPipeError:
             leave(Exit.ASKED_FOR)
 

@@ -145,19 +145,19 @@ class Snapshots:
         return cls(engine, facts.fingerprint, fd, share, outbox)
 
     def open(self, slot: int, place: Sequence[int] | None) -> int:
-        """Use the area at `place` (offset, bytes) for a slot in which nothing has been read yet.
+        """Use the area at `place` (offset, bytes) for a slot that no step has included yet.
 
-        Returns how many tokens were restored from what a worker before this one left there.
+        Returns how many tokens the slot then has in memory: from what a worker before this one left there, or what
+        it had before, if that is more.
         """
-        if place is None:
-            return 0
-        try:
-            return self._open(slot, (place[0], place[1]))
-        except Exception as error:
-            self._give_up(slot, f"can't use the memory at offset {place[0]}, {place[1]} bytes", error)
-            return 0
+        if place is not None:
+            try:
+                self._open(slot, (place[0], place[1]))
+            except Exception as error:
+                self._give_up(slot, f"can't use the memory at offset {place[0]}, {place[1]} bytes", error)
+        return self._engine.tokens_in_memory(slot)
 
-    def _open(self, slot: int, place: tuple[int, int]) -> int:
+    def _open(self, slot: int, place: tuple[int, int]) -> None:
         view = memoryview(self._map(place))
         kept = _Kept(place, view, Area(view, self._fingerprint_hash), Pacing(self._share))
         self._kept[slot] = kept
@@ -167,7 +167,6 @@ class Snapshots:
         )
         if restored:
             kept.pacing.restored(restored)
-        return restored
 
     def _map(self, place: tuple[int, int]) -> mmap.mmap:
         mapped = self._mapped.get(place)

@@ -12,7 +12,7 @@ from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.messages import Ready, Submit
 from infervisor.worker.engine import AbortGranularity, Engine, LoadRefused, ModelFacts, Prefilled, Sampled
 from infervisor.worker.engines import create_engine
-from tests.helpers.engine_models import Answer, EngineCase, answer, direct, no_progress, request, run
+from tests.helpers.engine_models import Answer, EngineCase, answer, no_progress, open_in, request, run
 
 Load = Callable[..., tuple[Engine, ModelFacts]]
 
@@ -60,7 +60,7 @@ def test_greedy_text_is_exact(engine: Engine, case: EngineCase) -> None:
 
 def test_prefill_grows_until_all_is_read(engine: Engine, case: EngineCase) -> None:
     for prompt in case.prompts:
-        opened = engine.open(0, request(prompt), direct)
+        opened = open_in(engine, 0, request(prompt))
         said = run(engine, 0, 1)
         engine.release(0)
         done = [prefilled.done_tokens for prefilled in said.prefills]
@@ -72,7 +72,7 @@ def test_prefill_grows_until_all_is_read(engine: Engine, case: EngineCase) -> No
 def test_step_gives_one_token_a_slot_in_the_order_asked(engine: Engine, case: EngineCase) -> None:
     alone = [answer(engine, request(prompt), 6) for prompt in case.prompts]
     for slot, prompt in enumerate(case.prompts):
-        engine.open(slot, request(prompt), direct)
+        open_in(engine, slot, request(prompt))
     said = [Answer(), Answer()]
     order = [0, 1]
     while any(not one.ended and len(one.tokens) < 6 for one in said):
@@ -91,7 +91,7 @@ def test_step_gives_one_token_a_slot_in_the_order_asked(engine: Engine, case: En
 def test_a_step_gives_no_more_tokens_than_are_allowed(engine: Engine, case: EngineCase) -> None:
     for prompt in case.prompts:
         alone = answer(engine, request(prompt), 6)
-        engine.open(0, request(prompt), direct)
+        open_in(engine, 0, request(prompt))
         said = Answer()
         most = 1
         while not said.ended and len(said.tokens) < len(alone.tokens):
@@ -111,7 +111,7 @@ def test_interrupted_steps_lose_and_gain_nothing(engine: Engine, case: EngineCas
         pytest.skip("this engine's steps can't be cut")
     for prompt in case.prompts:
         alone = answer(engine, request(prompt), 5)
-        engine.open(0, request(prompt), direct)
+        open_in(engine, 0, request(prompt))
         said = Answer()
         while not said.ended and len(said.tokens) < 5:
             engine.interrupt()
@@ -125,7 +125,7 @@ def test_interrupted_steps_lose_and_gain_nothing(engine: Engine, case: EngineCas
 
 
 def test_interrupt_between_steps_is_forgotten_when_cleared(engine: Engine, case: EngineCase) -> None:
-    engine.open(0, request(next(iter(case.prompts))), direct)
+    open_in(engine, 0, request(next(iter(case.prompts))))
     engine.interrupt()
     engine.clear_interrupt()
     assert engine.step([0]) is not None
@@ -136,7 +136,7 @@ def test_released_slot_serves_the_next_request_exactly(engine: Engine, case: Eng
     short, long = case.prompts
     alone = answer(engine, request(short), 5)
     for steps in range(4):
-        engine.open(0, request(long), direct)
+        open_in(engine, 0, request(long))
         for _ in range(steps):
             engine.step([0])
         engine.release(0)
@@ -146,7 +146,7 @@ def test_released_slot_serves_the_next_request_exactly(engine: Engine, case: Eng
 def test_cut_prefill_leaves_nothing_to_the_next_request(engine: Engine, case: EngineCase) -> None:
     short, long = case.prompts
     alone = answer(engine, request(short), 5)
-    engine.open(0, request(long), direct)
+    open_in(engine, 0, request(long))
     engine.interrupt()
     assert engine.step([0]) is None
     engine.clear_interrupt()
@@ -157,11 +157,11 @@ def test_cut_prefill_leaves_nothing_to_the_next_request(engine: Engine, case: En
 def test_a_neighbour_is_untouched_by_a_cut_prefill(engine: Engine, case: EngineCase) -> None:
     short, long = case.prompts
     alone = answer(engine, request(short), 5)
-    engine.open(0, request(short), direct)
+    open_in(engine, 0, request(short))
     said = Answer()
     while not said.tokens:
         said.take((engine.step([0]) or pytest.fail("cut"))[0])
-    engine.open(1, request(long), direct)
+    open_in(engine, 1, request(long))
     engine.interrupt()
     assert engine.step([1]) is None
     engine.clear_interrupt()
@@ -204,14 +204,14 @@ def _with(submit: Submit, **changes: Any) -> Submit:
 def test_invalid_request_leaves_the_slot_free(engine: Engine, case: EngineCase, fault: str) -> None:
     good = request(next(iter(case.prompts)))
     with pytest.raises(InvalidRequest):
-        engine.open(0, BAD_REQUESTS[fault](good), direct)
+        open_in(engine, 0, BAD_REQUESTS[fault](good))
     assert answer(engine, good, 3).tokens
 
 
 def test_prompt_must_leave_room_for_an_answer(case: EngineCase, load: Load) -> None:
     engine, facts = load(**case.context_options)
     with pytest.raises(InvalidRequest) as refused:
-        engine.open(0, request(case.long_prompt), direct)
+        open_in(engine, 0, request(case.long_prompt))
     assert refused.value.field == "prompt"
     assert str(facts.context_tokens) in str(refused.value)
     assert answer(engine, request(next(iter(case.prompts))), 3).tokens
@@ -232,7 +232,7 @@ def test_close_twice_does_nothing(load: Load) -> None:
 
 def test_close_with_an_open_slot(case: EngineCase, load: Load) -> None:
     engine, _ = load()
-    engine.open(0, request(next(iter(case.prompts))), direct)
+    open_in(engine, 0, request(next(iter(case.prompts))))
     engine.step([0])
     engine.close()
 

@@ -11,9 +11,11 @@ import pytest
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.worker.engine import AbortGranularity, LoadRefused
+from infervisor.worker.engines.llama.capacity import default_threads
 from infervisor.worker.engines.llama.engine import LlamaEngine
-from tests.helpers.engine_models import answer, direct, no_progress, request
-from tests.helpers.models import BAD_FILES, CHATML, LOOP, bad_model_files, build_model, build_shards
+from tests.helpers.adapters import build_adapter
+from tests.helpers.engine_models import answer, no_progress, open_in, request
+from tests.helpers.models import BAD_FILES, CHATML, LOOP, TOKEN, bad_model_files, build_model, build_shards
 
 USER = {"role": "user", "content": "hi"}
 
@@ -68,20 +70,20 @@ def test_effective_context_is_reported_and_kept(
     facts = engine.load(str(table_models / "loop.gguf"), options, no_progress)
     assert facts.context_tokens == effective
     fitting = "a" * (effective - 3)
-    opened = engine.open(0, request(fitting), direct)
+    opened = open_in(engine, 0, request(fitting))
     engine.release(0)
     longest = fitting + "a" * (effective - 1 - opened.prompt_tokens)
-    assert engine.open(0, request(longest), direct).prompt_tokens == effective - 1
+    assert open_in(engine, 0, request(longest)).prompt_tokens == effective - 1
     engine.release(0)
     assert len(answer(engine, request(longest), 1).tokens) == 1
     with pytest.raises(InvalidRequest, match=f"{effective} tokens.*{effective}") as refused:
-        engine.open(0, request(longest + "a"), direct)
+        open_in(engine, 0, request(longest + "a"))
     assert refused.value.field == "prompt"
 
 
 def test_whole_context_can_be_filled(engine: LlamaEngine, table_models: Path) -> None:
     facts = engine.load(str(table_models / "loop.gguf"), {"threads": 1}, no_progress)
-    opened = engine.open(0, request("c"), direct)
+    opened = open_in(engine, 0, request("c"))
     engine.release(0)
     said = answer(engine, request("c"), facts.context_tokens - opened.prompt_tokens)
     assert len(said.tokens) == facts.context_tokens - opened.prompt_tokens
@@ -91,7 +93,7 @@ def test_whole_context_can_be_filled(engine: LlamaEngine, table_models: Path) ->
 def test_hopelessly_long_prompt_is_refused_early(engine: LlamaEngine, table_models: Path) -> None:
     engine.load(str(table_models / "loop.gguf"), {"threads": 1}, no_progress)
     with pytest.raises(InvalidRequest, match=r"more than .* tokens.*256") as refused:
-        engine.open(0, request("abc" * 1_000_000), direct)
+        open_in(engine, 0, request("abc" * 1_000_000))
     assert refused.value.field == "prompt"
 
 
@@ -100,7 +102,7 @@ def test_small_batches_serve_many_slots(engine: LlamaEngine, table_models: Path)
     engine.load(str(table_models / "loop.gguf"), options, no_progress)
     slots = list(range(24))
     for slot in slots:
-        engine.open(slot, request("abc"[slot % 3] * (1 + slot)), direct)
+        open_in(engine, slot, request("abc"[slot % 3] * (1 + slot)))
     texts = [b""] * 24
     while min(map(len, texts)) < 6:
         for slot, outcome in zip(slots, engine.step(slots) or pytest.fail("cut"), strict=True):
@@ -115,8 +117,8 @@ def test_interrupt_in_a_mixed_step_hides_no_finished_prefill(engine: LlamaEngine
     # first slot's next step must still report its prefill before it gives a token.
     options = {"slots": 2, "threads": 1, "reproducible": True}
     engine.load(str(table_models / "loop.gguf"), options, no_progress)
-    engine.open(0, request("c"), direct)
-    engine.open(1, request("a" * 100), direct)
+    open_in(engine, 0, request("c"))
+    open_in(engine, 1, request("a" * 100))
     decoder = engine._decoder
     assert decoder is not None
     prefill = decoder.prefill
@@ -160,6 +162,39 @@ def test_options_reach_the_library(engine: LlamaEngine, table_models: Path, opti
     assert facts.extra["threads"] == options.get("threads", 1)
 
 
+def test_facts_say_what_is_in_use(engine: LlamaEngine, table_models: Path) -> None:
+    options = {
+        "n_ctx": 200, "slots": 3, "threads": 2, "threads_batch": 1, "batch_tokens": 64, "ubatch": 16,
+        "kv_type_k": "bf16", "kv_type_v": "f32", "flash_attention": False, "swa_full": False, "use_mmap": False,
+        "n_gpu_layers": -1, "tensor_split": [1.0], "rope_freq_base": 5000.0, "rope_freq_scale": 0.5,
+        "prefix_reuse": False,
+    }  # fmt: skip
+    facts = engine.load(str(table_models / "loop.gguf"), options, no_progress)
+    told = {
+        "n_ctx": 768, "slots": 3, "threads": 2, "threads_batch": 1, "threads_adapt": False, "batch_tokens": 64,
+        "ubatch": 16, "kv_type_k": "bf16", "kv_type_v": "f32", "flash_attention": False, "swa_full": False,
+        "use_mmap": False, "use_mlock": False, "gpu_layers": 0, "tensor_split": [1.0], "split_mode": "layer",
+        "main_gpu": 0, "rope_freq_base": 5000.0, "rope_freq_scale": 0.5, "prefix_reuse": False, "lora": [],
+    }  # fmt: skip
+    assert {name: facts.extra[name] for name in told} == told
+    assert facts.slots == 3
+
+
+def test_facts_say_what_the_library_chose(engine: LlamaEngine, table_models: Path) -> None:
+    facts = engine.load(str(table_models / "loop.gguf"), {}, no_progress)
+    assert facts.slots == 4
+    assert facts.extra["flash_attention"] in (True, False), "auto is no answer"
+    assert (facts.extra["rope_freq_base"], facts.extra["rope_freq_scale"]) == (10000.0, 1.0)
+    assert facts.extra["threads"] == facts.extra["threads_batch"] == facts.extra["cores"] == default_threads()
+    assert facts.extra["threads_adapt"] is (default_threads() > 1)
+
+
+def test_workers_share_the_cores(engine: LlamaEngine, table_models: Path) -> None:
+    engine.use_share(1000)
+    facts = engine.load(str(table_models / "loop.gguf"), {}, no_progress)
+    assert facts.extra["threads"] == 1
+
+
 def test_cache_type_that_the_model_cannot_have(engine: LlamaEngine, table_models: Path) -> None:
     # Its heads are 144 wide, which the blocks of 32 don't divide.
     with pytest.raises(LoadRefused, match="does not divide") as refused:
@@ -179,11 +214,37 @@ def test_fingerprint_follows_what_changes_results(table_models: Path, tmp_path: 
             engine.close()
 
     plain = fingerprint()
-    assert fingerprint(threads=2) == plain
-    others = {fingerprint(reproducible=True), fingerprint(kv_type_k="bf16"), fingerprint(n_ctx=512)}
+    for same in ({"threads": 2}, {"slots": 1}, {"slots": 7}, {"prefix_reuse": False}, {"lora": []}):
+        assert fingerprint(**same) == plain
+    adapter = str(build_adapter(tmp_path / "a.gguf", {}))
+    others = {
+        fingerprint(reproducible=True), fingerprint(kv_type_k="bf16"), fingerprint(n_ctx=512),
+        fingerprint(lora=adapter), fingerprint(lora={"path": adapter, "scale": 0.5}),
+    }  # fmt: skip
     os.utime(path, ns=(1, 1))
     others.add(fingerprint())
-    assert len(others | {plain}) == 5
+    assert len(others | {plain}) == 7
+
+
+def test_an_adapter_changes_the_answer_and_is_in_the_facts(
+    engine: LlamaEngine, table_models: Path, tmp_path: Path
+) -> None:
+    adapter = str(build_adapter(tmp_path / "a.gguf", {TOKEN["a"]: TOKEN["c"]}))
+    facts = engine.load(str(table_models / "loop.gguf"), {"threads": 1, "lora": adapter}, no_progress)
+    assert facts.extra["lora"] == [{"path": adapter, "name": "a", "scale": 1.0}]
+    assert answer(engine, request("c"), 4).text == "acac"
+
+
+def test_an_adapter_that_does_not_fit_ends_the_load(
+    engine: LlamaEngine, table_models: Path, tmp_path: Path
+) -> None:
+    path = str(table_models / "loop.gguf")
+    wrong = str(build_adapter(tmp_path / "a.gguf", {}, size=64))
+    with pytest.raises(LoadRefused, match="incorrect shape") as refused:
+        engine.load(path, {"threads": 1, "lora": [wrong]}, no_progress)
+    assert refused.value.code == "adapter_mismatch"
+    engine.load(path, {"threads": 1}, no_progress)
+    assert answer(engine, request("c"), 3).text == "abc"
 
 
 def test_abort_granularity_without_a_device(engine: LlamaEngine, table_models: Path) -> None:
@@ -231,7 +292,7 @@ def test_broken_template_leaves_raw_prompts(engine: LlamaEngine, table_models: P
     assert not facts.has_chat_template
     assert "TemplateSyntaxError" in facts.extra["template_error"]
     with pytest.raises(InvalidRequest, match="the model's chat template can't be compiled"):
-        engine.open(0, request(messages=[USER]), direct)
+        open_in(engine, 0, request(messages=[USER]))
     assert answer(engine, request("c"), 3).text == "abc"
 
 
@@ -240,7 +301,7 @@ def test_model_without_template_says_so(engine: LlamaEngine, table_models: Path)
     assert not facts.has_chat_template
     assert facts.extra["template_error"] is None
     with pytest.raises(InvalidRequest, match=r"has no chat template.*prompt="):
-        engine.open(0, request(messages=[USER]), direct)
+        open_in(engine, 0, request(messages=[USER]))
 
 
 def test_template_option_stands_in(engine: LlamaEngine, table_models: Path) -> None:
@@ -250,17 +311,12 @@ def test_template_option_stands_in(engine: LlamaEngine, table_models: Path) -> N
     assert answer(engine, request(messages=[USER]), 3).text == "abc"
 
 
-def test_template_is_rendered_inside_the_stoppable_region(engine: LlamaEngine, table_models: Path) -> None:
+def test_an_endless_template_is_given_up_and_raw_prompts_go_on(
+    engine: LlamaEngine, table_models: Path
+) -> None:
     engine.load(str(table_models / "template_endless.gguf"), {"threads": 1}, no_progress)
-
-    class Stopped(BaseException):
-        pass
-
-    def stop(_function: Any) -> Any:
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        engine.open(0, request(messages=[USER]), stop)
+    with pytest.raises(InvalidRequest):
+        engine.prepare(request(messages=[USER]))
     assert answer(engine, request("c"), 3).text == "abc"
 
 
@@ -268,30 +324,30 @@ def test_template_is_rendered_inside_the_stoppable_region(engine: LlamaEngine, t
 def test_exactly_one_of_prompt_and_messages(engine: LlamaEngine, table_models: Path, both: bool) -> None:
     engine.load(str(table_models / "chatml.gguf"), {"threads": 1}, no_progress)
     with pytest.raises(InvalidRequest, match="exactly one"):
-        engine.open(0, request("c", [USER]) if both else request(), direct)
+        open_in(engine, 0, request("c", [USER]) if both else request())
 
 
 def test_foreign_delivered_token_is_refused(engine: LlamaEngine, table_models: Path) -> None:
     facts = engine.load(str(table_models / "loop.gguf"), {"threads": 1}, no_progress)
     with pytest.raises(InvalidRequest) as refused:
-        engine.open(0, request("c", delivered=[facts.vocabulary_tokens]), direct)
+        open_in(engine, 0, request("c", delivered=[facts.vocabulary_tokens]))
     assert refused.value.field == "delivered"
 
 
 def test_misuse_is_named(engine: LlamaEngine, table_models: Path) -> None:
     with pytest.raises(RuntimeError, match="no model is loaded"):
-        engine.open(0, request("c"), direct)
+        open_in(engine, 0, request("c"))
     engine.interrupt()
     engine.load(str(table_models / "loop.gguf"), {"threads": 1}, no_progress)
     with pytest.raises(RuntimeError, match="loaded a model already"):
         engine.load(str(table_models / "loop.gguf"), {"threads": 1}, no_progress)
     with pytest.raises(RuntimeError, match="slot 0 is free"):
         engine.step([0])
-    engine.open(0, request("c"), direct)
+    open_in(engine, 0, request("c"))
     with pytest.raises(RuntimeError, match="slot 0 is taken"):
-        engine.open(0, request("c"), direct)
+        open_in(engine, 0, request("c"))
     engine.release(0)
     engine.release(0)
     engine.close()
     with pytest.raises(RuntimeError, match="no model is loaded"):
-        engine.open(0, request("c"), direct)
+        open_in(engine, 0, request("c"))

@@ -15,6 +15,7 @@ from infervisor.worker.engines.llama.engine import LlamaEngine
 from infervisor.worker.engines.llama.memory_estimate import FreeMemory, estimate
 from infervisor.worker.engines.llama.model_file import check_model_file
 from infervisor.worker.engines.llama.options import LlamaOptions
+from tests.helpers.adapters import build_adapter
 from tests.helpers.engine_models import answer, no_progress, request
 from tests.helpers.gemma import gemma_model
 from tests.helpers.models import smollm2_path
@@ -83,14 +84,43 @@ def test_a_context_is_made_smaller_on_request_and_serves(
 ) -> None:
     path = str(table_models / LONG)
     file = check_model_file(path)
-    free(estimate(file.header, file.total_bytes, LlamaOptions(), 1024).total)
+    free(estimate(file.header, file.total_bytes, LlamaOptions(slots=1), 1024).total)
     with pytest.raises(LoadRefused, match="n_ctx=1024 would fit") as refused:
         engine.load(path, {"n_ctx": 4096, "threads": 1}, no_progress)
     assert not refused.value.permanent, "memory may come back"
     facts = engine.load(path, {"n_ctx": 4096, "threads": 1, "fit_context": True}, no_progress)
     assert facts.context_tokens == 1024
     assert facts.extra["context_reduced_from"] == 4096
+    assert (facts.slots, facts.extra["slots_reduced_from"]) == (1, 4)
     assert answer(engine, request("a" * 1000), 6).text == "bcabca"
+
+
+@pytest.mark.parametrize("room", [4, 2, 1])
+def test_there_are_four_slots_or_as_many_as_fit(
+    engine: LlamaEngine, table_models: Path, free: Callable[[int], None], room: int
+) -> None:
+    path = str(table_models / LONG)
+    file = check_model_file(path)
+    free(estimate(file.header, file.total_bytes, LlamaOptions(slots=room), 4096).total)
+    with pytest.raises(LoadRefused, match=r"5 slot.*lower slots"):
+        engine.load(path, {"slots": 5, "threads": 1}, no_progress)
+    facts = engine.load(path, {"threads": 1}, no_progress)
+    assert (facts.slots, facts.extra["slots"], facts.context_tokens) == (room, room, 4096)
+    assert facts.extra["n_ctx"] == room * 4096
+    assert facts.extra.get("slots_reduced_from") == (4 if room < 4 else None)
+    assert answer(engine, request("c"), 3, slot=room - 1).text == "abc"
+
+
+def test_an_adapter_takes_memory_too(
+    engine: LlamaEngine, table_models: Path, tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    path = str(table_models / LONG)
+    file = check_model_file(path)
+    free(estimate(file.header, file.total_bytes, LlamaOptions(slots=1), 4096).total)
+    adapter = str(build_adapter(tmp_path / "a.gguf", {}))
+    with pytest.raises(LoadRefused) as refused:
+        engine.load(path, {"threads": 1, "lora": adapter}, no_progress)
+    assert refused.value.code == "out_of_memory"
 
 
 def test_facts_hold_the_estimate(engine: LlamaEngine, table_models: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infervisor.protocol.messages import Submit
 from infervisor.worker.engine import Engine, KeepsSnapshots, ModelFacts, Prefilled, Sampled
-from tests.helpers.engine_models import Answer, EngineCase, answer, direct, request, run
+from tests.contract.conftest import Loader
+from tests.helpers.engine_models import Answer, EngineCase, answer, open_in, request, run
 
 Load = Callable[..., tuple[Engine, ModelFacts]]
 TOKENS = 8
@@ -26,7 +28,7 @@ class Saved:
 
     def __init__(self, engine: Engine, submit: Submit, said: int, slot: int = 0) -> None:
         assert isinstance(engine, KeepsSnapshots)
-        engine.open(slot, submit, direct)
+        open_in(engine, slot, submit)
         self.before = Answer()
         while len(self.before.tokens) < said or (not said and not self.is_read):
             self.before.take((engine.step([slot]) or pytest.fail("cut"))[0])
@@ -47,9 +49,18 @@ class Saved:
         return bool(reads) and reads[-1].done_tokens >= reads[-1].total_tokens
 
 
+@pytest.fixture(scope="module")
+def cold(case: EngineCase, table_models: Path) -> Iterator[Engine]:
+    """Return the case with two slots in which nothing is left of earlier requests."""
+    loader = Loader(case, table_models, [])
+    yield loader(slots=2, **case.cold)[0]
+    loader.close()
+
+
 @pytest.fixture
-def keeper(engine: Engine) -> Engine:
+def keeper(cold: Engine) -> Engine:
     """Return the engine if it keeps snapshots."""
+    engine = cold
     if not isinstance(engine, KeepsSnapshots):
         pytest.skip("this engine keeps none")
     return engine
@@ -65,13 +76,13 @@ def test_a_fresh_engine_goes_on_from_a_snapshot(
     keeper: Engine, case: EngineCase, load: Load, said: int, drawn: bool
 ) -> None:
     settings: dict[str, Any] = {} if not drawn else LOOSE if case.model == "smollm2" else WIDE
-    fresh, _ = load(slots=2)
+    fresh, _ = load(slots=2, **case.cold)
     assert isinstance(fresh, KeepsSnapshots)
     for slot, prompt in enumerate(case.prompts):
         if said and len(answer(keeper, request(prompt, **settings), said + 1).tokens) <= said:
             continue  # it says no more than that
         saved = Saved(keeper, request(prompt, **settings), said)
-        opened = fresh.open(slot, resumed(prompt, saved, **settings), direct)
+        opened = open_in(fresh, slot, resumed(prompt, saved, **settings))
         assert list(fresh.tokens(slot))[: saved.count] == saved.tokens[: saved.count]
         assert fresh.tokens_in_memory(slot) == 0
         assert saved.count >= opened.prompt_tokens - 1
@@ -85,12 +96,12 @@ def test_a_fresh_engine_goes_on_from_a_snapshot(
 
 
 def test_what_was_said_since_the_snapshot_is_read_again(keeper: Engine, case: EngineCase, load: Load) -> None:
-    fresh, _ = load(slots=2)
+    fresh, _ = load(slots=2, **case.cold)
     assert isinstance(fresh, KeepsSnapshots)
     for prompt in case.prompts:
         saved = Saved(keeper, request(prompt), 0)
         for more in range(1, len(saved.after.tokens)):
-            fresh.open(0, request(prompt, delivered=saved.after.tokens[:more]), direct)
+            open_in(fresh, 0, request(prompt, delivered=saved.after.tokens[:more]))
             assert fresh.restore(0, memoryview(saved.data), saved.count)
             said = run(fresh, 0, TOKENS - more)
             assert said.prefills
@@ -102,18 +113,18 @@ def test_a_snapshot_in_the_middle_of_the_prompt_goes_on_there(
     keeper: Engine, case: EngineCase, load: Load
 ) -> None:
     assert isinstance(keeper, KeepsSnapshots)
-    fresh, _ = load(slots=2)
+    fresh, _ = load(slots=2, **case.cold)
     assert isinstance(fresh, KeepsSnapshots)
     prompt = max(case.prompts, key=len)
     whole = answer(keeper, request(prompt), TOKENS)
-    keeper.open(0, request(prompt), direct)
+    open_in(keeper, 0, request(prompt))
     (outcome,) = keeper.step([0]) or pytest.fail("cut")
     assert isinstance(outcome, Prefilled)
     count = keeper.tokens_in_memory(0)
     data = bytearray(keeper.snapshot_bytes(0))
     assert keeper.save(0, memoryview(data)) == len(data)
     keeper.release(0)
-    fresh.open(0, request(prompt), direct)
+    open_in(fresh, 0, request(prompt))
     assert fresh.restore(0, memoryview(data), count)
     said = run(fresh, 0, TOKENS)
     assert said.tokens == whole.tokens
@@ -126,14 +137,14 @@ def test_a_neighbour_is_untouched_by_save_and_restore(keeper: Engine, case: Engi
     short, long = case.prompts
     alone = answer(keeper, request(short), 6)
     saved = Saved(keeper, request(long), 0)
-    keeper.open(0, request(short), direct)
+    open_in(keeper, 0, request(short))
     said = Answer()
     for step in range(40):
         if said.ended or len(said.tokens) >= 6:
             break
         said.take((keeper.step([0]) or pytest.fail("cut"))[0])
         if step % 2:
-            keeper.open(1, request(long), direct)
+            open_in(keeper, 1, request(long))
             assert keeper.restore(1, memoryview(saved.data), saved.count)
             keeper.release(1)
         keeper.save(0, memoryview(bytearray(keeper.snapshot_bytes(0))))
@@ -143,7 +154,7 @@ def test_a_neighbour_is_untouched_by_save_and_restore(keeper: Engine, case: Engi
 
 def test_memory_that_is_too_small_takes_nothing(keeper: Engine, case: EngineCase) -> None:
     assert isinstance(keeper, KeepsSnapshots)
-    keeper.open(0, request(max(case.prompts, key=len)), direct)
+    open_in(keeper, 0, request(max(case.prompts, key=len)))
     keeper.step([0])
     size = keeper.snapshot_bytes(0)
     assert keeper.save(0, memoryview(bytearray(size - 1))) == 0
@@ -168,7 +179,7 @@ def test_what_does_not_come_out_right_is_read_again(keeper: Engine, case: Engine
         "more tokens than there are": (saved.data, 1 << 20),
     }
     for index, (what, (data, count)) in enumerate(bad.items()):
-        keeper.open(0, request(prompt), direct)
+        open_in(keeper, 0, request(prompt))
         assert not keeper.restore(0, memoryview(bytearray(data)), count), what
         assert keeper.tokens_in_memory(0) == 0
         if case.model != "smollm2" or index % 4 == 0:
@@ -180,7 +191,7 @@ def test_what_has_begun_is_not_overwritten(keeper: Engine, case: EngineCase) -> 
     assert isinstance(keeper, KeepsSnapshots)
     prompt = max(case.prompts, key=len)
     saved = Saved(keeper, request(prompt), 0)
-    keeper.open(0, request(prompt), direct)
+    open_in(keeper, 0, request(prompt))
     said = run(keeper, 0, 1)
     assert not keeper.restore(0, memoryview(saved.data), saved.count)
     assert (said.tokens + run(keeper, 0, TOKENS - 1).tokens)[: len(saved.after.tokens)] == saved.after.tokens
@@ -192,7 +203,7 @@ def test_what_has_begun_is_not_overwritten(keeper: Engine, case: EngineCase) -> 
 
 def test_delivered_tokens_have_the_bytes_that_were_sampled(engine: Engine, case: EngineCase) -> None:
     for prompt in case.prompts:
-        engine.open(0, request(prompt), direct)
+        open_in(engine, 0, request(prompt))
         sampled: list[Sampled] = []
         while len(sampled) < TOKENS and not (sampled and sampled[-1].end):
             (outcome,) = engine.step([0]) or pytest.fail("cut")
@@ -201,7 +212,7 @@ def test_delivered_tokens_have_the_bytes_that_were_sampled(engine: Engine, case:
         engine.release(0)
         said = [one for one in sampled if not one.end]
         for kept in range(len(said) + 1):
-            opened = engine.open(0, request(prompt, delivered=[one.token for one in said[:kept]]), direct)
+            opened = open_in(engine, 0, request(prompt, delivered=[one.token for one in said[:kept]]))
             assert list(opened.delivered_data) == [one.data for one in said[:kept]]
             engine.release(0)
 
@@ -210,11 +221,11 @@ def test_delivered_tokens_may_fill_the_context(case: EngineCase, load: Load) -> 
     engine, facts = load(**case.context_options)
     prompt = next(iter(case.prompts))
     token = answer(engine, request(prompt), 1).tokens[0]
-    prompt_tokens = engine.open(0, request(prompt), direct).prompt_tokens
+    prompt_tokens = open_in(engine, 0, request(prompt)).prompt_tokens
     engine.release(0)
     for more in (-1, 0, 5):
         delivered = [token] * (facts.context_tokens - prompt_tokens + more)
-        opened = engine.open(0, request(prompt, delivered=delivered), direct)
+        opened = open_in(engine, 0, request(prompt, delivered=delivered))
         assert opened.prompt_tokens == prompt_tokens
         assert len(opened.delivered_data) == len(delivered)
         engine.release(0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infervisor.worker.engines.llama.engine import LlamaEngine
-from tests.helpers.engine_models import Answer, answer, direct, no_progress, request, run
+from tests.helpers.engine_models import Answer, answer, no_progress, open_in, request, run
 from tests.helpers.models import smollm2_path
 
 pytestmark = pytest.mark.real_model
@@ -120,7 +120,7 @@ def finish(engine: LlamaEngine, slot: int, tokens: int) -> list[int]:
 
 
 def test_long_prefill_is_cut_at_once_and_goes_on_exactly(engine: LlamaEngine, long_answer: list[int]) -> None:
-    engine.open(0, request(LONG), direct)
+    open_in(engine, 0, request(LONG))
     took_s = [step_until_cut(engine, 0, 0.02 * (1 + count)) for count in range(4)]
     assert max(took_s) < 1.0
     assert finish(engine, 0, 8) == long_answer
@@ -130,7 +130,7 @@ def test_default_recipe_goes_on_after_a_cut_too() -> None:
     plain = load()
     try:
         alone = answer(plain, request(LONG), 8)
-        plain.open(0, request(LONG), direct)
+        open_in(plain, 0, request(LONG))
         assert step_until_cut(plain, 0, 0.1) < 1.0
         assert finish(plain, 0, 8) == alone.tokens
     finally:
@@ -141,9 +141,8 @@ def test_storm_of_interrupts_still_progresses() -> None:
     # Slices of many micro-batches: those that were finished before the interrupt are kept.
     engine = load(ubatch=8, batch_tokens=64)
     try:
-        engine.open(0, request(HUGE), direct)
-        sequence = engine._sequences[0]
-        assert sequence is not None
+        open_in(engine, 0, request(HUGE))
+        sequence = engine._loaded.sequences[0]
         cuts = 0
         while sequence.position < 24:
             # Longer waits on a busy machine, where one micro-batch takes its time.
@@ -159,7 +158,7 @@ def test_storm_of_interrupts_still_progresses() -> None:
 def test_next_request_is_exact_after_a_cancelled_prefill(engine: LlamaEngine, long_answer: list[int]) -> None:
     short = request("The capital of France is")
     alone = answer(engine, short, 8).tokens
-    engine.open(0, request(HUGE), direct)
+    open_in(engine, 0, request(HUGE))
     assert step_until_cut(engine, 0, 0.2) < 1.0
     engine.release(0)
     assert answer(engine, short, 8).tokens == alone
@@ -169,7 +168,7 @@ def test_next_request_is_exact_after_a_cancelled_prefill(engine: LlamaEngine, lo
 def test_cut_decode_goes_on_exactly(engine: LlamaEngine) -> None:
     prompt = request("Once upon a time")
     alone = answer(engine, prompt, 24).tokens
-    engine.open(0, prompt, direct)
+    open_in(engine, 0, prompt)
     said = Answer()
     for count in range(6):
         with Interrupter(engine, 0.002 * count):
@@ -187,12 +186,12 @@ def test_cut_decode_goes_on_exactly(engine: LlamaEngine) -> None:
 def test_decoding_neighbour_is_exact_beside_cut_prefills(engine: LlamaEngine) -> None:
     prompt = request("In the year 2050, people")
     alone = answer(engine, prompt, 12).tokens
-    engine.open(0, prompt, direct)
+    open_in(engine, 0, prompt)
     said = Answer()
     while len(said.tokens) < 12:
         said.take((engine.step([0]) or pytest.fail("cut"))[0])
         if len(said.tokens) % 4 == 1:
-            engine.open(1, request(HUGE), direct)
+            open_in(engine, 1, request(HUGE))
             step_until_cut(engine, 1, 0.05)
             engine.release(1)
     engine.release(0)
@@ -211,7 +210,7 @@ def test_prefill_slices_stay_short() -> None:
     # Ten times the contract's 250 ms: other work shares the machine.
     plain = load()
     try:
-        plain.open(0, request(LONG), direct)
+        open_in(plain, 0, request(LONG))
         longest_s = 0.0
         while True:
             began = time.monotonic()

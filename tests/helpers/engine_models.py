@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from infervisor.protocol.generation import Limits, Sampling
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import Engine, ModelFacts, Prefilled, Sampled
+from infervisor.worker.engine import Engine, ModelFacts, Opened, Prefilled, Sampled
 from infervisor.worker.engines import create_engine
 
-T = TypeVar("T")
-
 MAX_STEPS = 5_000
-
-
-def direct(function: Callable[[], T]) -> T:
-    """Stand in for the work loop's `stoppable`."""
-    return function()
 
 
 def no_progress(_phase: str, _fraction: float) -> None:
@@ -41,6 +34,13 @@ def request(
     return Submit(
         1, prompt, messages, chosen.to_wire(), seed, clock_s, special, Limits().to_wire(), 1 << 20, delivered
     )
+
+
+def open_in(engine: Engine, slot: int, submit: Submit) -> Opened:
+    """Prepare a request and take it into this slot."""
+    opened = engine.open([slot], submit, engine.prepare(submit))
+    assert opened.slot == slot
+    return opened
 
 
 @dataclass
@@ -82,7 +82,7 @@ def run(engine: Engine, slot: int, tokens: int) -> Answer:
 
 def answer(engine: Engine, submit: Submit, tokens: int, slot: int = 0) -> Answer:
     """Open, run and release."""
-    engine.open(slot, submit, direct)
+    open_in(engine, slot, submit)
     try:
         return run(engine, slot, tokens)
     finally:
@@ -95,7 +95,8 @@ class EngineCase:
 
     prompts: at least two of different lengths, each with its exact greedy text, or None where only
     repeatability can be asked for. max_tokens: how far an answer is followed. exact: whether two slots in one
-    step must give the texts that each gives alone. context_options: options that make a context so small
+    step must give the texts that each gives alone. cold: options with which nothing is taken over from earlier
+    sequences. context_options: options that make a context so small
     that long_prompt can't fit.
     """
 
@@ -107,6 +108,7 @@ class EngineCase:
     long_prompt: str
     context_options: Mapping[str, Any]
     max_tokens: int = 12
+    cold: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def load(self, models: Path, real_model: Callable[[], Path], **options: Any) -> tuple[Engine, ModelFacts]:
         """Return the engine, loaded."""
@@ -120,24 +122,25 @@ class EngineCase:
 
 
 _LLAMA = {"threads": 2, "reproducible": True}
+_COLD = {"prefix_reuse": False}
 CASES = (
     EngineCase(
         "llama-words", "llama", "words", _LLAMA,
         {"a": " alpha beta gamma delta", "abcabc" * 30: " alpha beta gamma delta"},
-        "abc" * 100, {"n_ctx": 64},
+        "abc" * 100, {"n_ctx": 64}, cold=_COLD,
     ),
     EngineCase(
         "llama-emoji", "llama", "emoji", _LLAMA,
-        {"a": "🦙", "c" * 90: "🦙"}, "abc" * 100, {"n_ctx": 64},
+        {"a": "🦙", "c" * 90: "🦙"}, "abc" * 100, {"n_ctx": 64}, cold=_COLD,
     ),
     EngineCase(
         "llama-loop", "llama", "loop", _LLAMA,
-        {"c": "abcabcabcabc", "a" * 70: "bcabcabcabca"}, "abc" * 100, {"n_ctx": 64},
+        {"c": "abcabcabcabc", "a" * 70: "bcabcabcabca"}, "abc" * 100, {"n_ctx": 64}, cold=_COLD,
     ),
     EngineCase(
         "llama-smollm2", "llama", "smollm2", _LLAMA,
         {"The capital of France is": None, "One two three four five six seven eight. " * 8: None},
-        "word " * 400, {"n_ctx": 256},
+        "word " * 400, {"n_ctx": 256}, cold=_COLD,
     ),
     EngineCase(
         "scripted-text", "scripted", None,

@@ -76,9 +76,9 @@ def record_sent(supervisor: Supervisor) -> list[Message]:
     sent: list[Message] = []
     send = link.send
 
-    def record(message: Message) -> None:
+    def record(message: Message) -> int:
         sent.append(message)
-        send(message)
+        return send(message)
 
     link.send = record  # type: ignore[method-assign]
     return sent

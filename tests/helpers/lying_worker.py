@@ -1,7 +1,8 @@
 """A worker that says what its script tells it to say, in raw frames. Run as the interpreter of a supervisor.
 
 The script is Python; it sees `say(name, *fields)`, `hear(name)` (the fields of the next such message), `now()`,
-`ready()`, and `done()`, which waits to be killed or told to go.
+`greet()`, which says hello as it should be said, `ready(**facts)`, which says it and loads, and `done()`, which
+waits to be killed or told to go.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from infervisor.protocol.messages import PROTOCOL_VERSION
 from tests.helpers.odd_worker import WORKER_ARGUMENTS, as_interpreter
 
 ROOT = Path(__file__).parents[2]
@@ -61,13 +64,17 @@ def main() -> None:
         payload = msgpack.packb([name, *fields])
         os.write(arguments.frames, len(payload).to_bytes(4, "big") + payload)
 
-    def ready() -> None:
-        say("hello", now(), 2, os.getpid(), {})
+    def greet() -> None:
+        say("hello", now(), PROTOCOL_VERSION, os.getpid(), {})
+
+    def ready(**facts: object) -> None:
+        greet()
         hear("load")
-        say("ready", now(), "print", {"slots": 1, "context_tokens": 1000})
+        say("ready", now(), "print", {"slots": 1, "context_tokens": 1000, **facts})
 
     now = time.monotonic_ns
-    names = {"say": say, "hear": hear, "now": now, "ready": ready, "done": lambda: hear("never")}
+    done = partial(hear, "never")
+    names = {"say": say, "hear": hear, "now": now, "greet": greet, "ready": ready, "done": done}
     exec(Path(arguments.script).read_text(), names)
 
 

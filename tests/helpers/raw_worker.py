@@ -54,14 +54,15 @@ def submit(
     seed: int = 1,
     delivered: Sequence[int] = (),
     snapshot: Sequence[int] | None = None,
+    **more: Any,
 ) -> Submit:
-    """Return a submit with defaults. sampling, limits: also as raw wire mappings, to send bad ones."""
+    """Return a submit with defaults. sampling, limits: also raw wire mappings, to send bad ones. more: others."""
     if sampling is None or isinstance(sampling, Sampling):
         sampling = (sampling or Sampling()).to_wire()
     if limits is None or isinstance(limits, Limits):
         limits = (limits or Limits()).to_wire()
     return Submit(
-        attempt_id, prompt, messages, sampling, seed, None, True, limits, credit, delivered, snapshot
+        attempt_id, prompt, messages, sampling, seed, None, True, limits, credit, delivered, snapshot, **more
     )
 
 

@@ -1,18 +1,15 @@
-"""Cancels against running steps and running Python code, with real threads where races are the point."""
+"""Cancels against running steps, with real threads where races are the point."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from infervisor.worker import abort as abort_module
-from infervisor.worker.abort import EARLY_CANCELS, Abort, AttemptCancelled
+from infervisor.worker.abort import EARLY_CANCELS, Abort
 
 PATIENCE_S = 20.0
 
@@ -121,154 +118,6 @@ def test_stopping_cuts_the_step_and_lets_no_other_begin(abort: Abort, flag: Flag
     abort.end_step()
     assert abort.begin_step([1, 2]) == []
     abort.end_step()
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(2, lambda: None)
-
-
-# --- Python code that a cancel stops -----------------------------------------------------------------
-
-
-def spin(running: threading.Event) -> None:
-    """Loop for ever, as a template may."""
-    running.set()
-    while True:
-        pass
-
-
-@pytest.fixture
-def canceller(abort: Abort) -> Iterator[threading.Event]:
-    """Cancels attempt 1 when the event is set."""
-    running = threading.Event()
-
-    def cancel() -> None:
-        if running.wait(PATIENCE_S):
-            abort.cancel(1)
-
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    yield running
-    running.set()
-    thread.join(PATIENCE_S)
-
-
-def test_an_endless_loop_is_stopped(abort: Abort, canceller: threading.Event) -> None:
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(1, lambda: spin(canceller))
-
-
-def test_code_that_catches_exceptions_cannot_hide_a_cancel(abort: Abort, canceller: threading.Event) -> None:
-    def stubborn() -> str:
-        try:
-            spin(canceller)
-        except BaseException:
-            return "survived"
-        return ""
-
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(1, stubborn)
-
-
-def test_a_swallowed_stop_is_thrown_once_more(abort: Abort) -> None:
-    first, second = threading.Event(), threading.Event()
-
-    def swallow_once() -> None:
-        try:
-            spin(first)
-        except BaseException:
-            spin(second)
-
-    def cancel() -> None:
-        for event in (first, second):
-            if event.wait(PATIENCE_S):
-                abort.cancel(1)
-
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(1, swallow_once)
-    thread.join(PATIENCE_S)
-    assert second.is_set()
-
-
-def test_a_cancelled_attempt_does_not_run_at_all(abort: Abort) -> None:
-    ran = []
-    abort.cancel(1)
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(1, lambda: ran.append(1))
-    assert ran == []
-
-
-def test_another_attempts_cancel_does_not_stop_it(abort: Abort) -> None:
-    assert abort.stoppable(1, lambda: [abort.cancel(2), "done"][1]) == "done"
-
-
-def test_its_own_errors_come_through(abort: Abort) -> None:
-    def fail() -> None:
-        raise ValueError("the template's")
-
-    with pytest.raises(ValueError, match="the template's"):
-        abort.stoppable(1, fail)
-    assert abort.stoppable(2, lambda: 7) == 7
-
-
-def test_a_stop_never_escapes_into_what_runs_next() -> None:
-    """Cancel at every moment of leaving the region: the stop lands inside, or is taken back."""
-    abort = Abort()
-    go = threading.Semaphore(0)
-    rounds = 400
-
-    def cancel_all() -> None:
-        for attempt_id in range(rounds):
-            go.acquire()
-            abort.cancel(attempt_id)
-            abort.cancel(attempt_id)
-
-    thread = threading.Thread(target=cancel_all)
-    thread.start()
-    outcomes = set()
-    try:
-        for attempt_id in range(rounds):
-            abort.admit(attempt_id)
-
-            def short(length: int = attempt_id) -> int:
-                go.release()
-                return sum(1 for _ in range(length * 20))
-
-            try:
-                abort.stoppable(attempt_id, short)
-                outcomes.add("finished")
-            except AttemptCancelled:
-                outcomes.add("cancelled")
-            sum(1 for _ in range(500))  # a stop that escaped would land here
-            abort.forget(attempt_id)
-    finally:
-        for _ in range(rounds):
-            go.release()
-        thread.join(PATIENCE_S)
-    assert "cancelled" in outcomes
-
-
-def test_leaving_waits_for_a_stop_that_is_being_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The canceller has decided to throw, then is held up until the region is being left."""
-    abort = Abort()
-    abort.admit(1)
-    throwing = threading.Event()
-    throw = abort_module._set_async_exception
-
-    def throw_late(thread: int, exception: type[BaseException] | None) -> None:
-        if exception is not None:
-            throwing.set()
-            deadline = time.monotonic() + PATIENCE_S
-            while abort._stoppable_id is not None and time.monotonic() < deadline:
-                time.sleep(0)
-        throw(thread, exception)
-
-    monkeypatch.setattr(abort_module, "_set_async_exception", throw_late)
-    thread = threading.Thread(target=lambda: abort.cancel(1))
-    with pytest.raises(AttemptCancelled):
-        abort.stoppable(1, lambda: (thread.start(), throwing.wait(PATIENCE_S)))
-    thread.join(PATIENCE_S)
-    sum(1 for _ in range(1000))  # a stop that escaped would land here
 
 
 def test_steps_and_cancels_from_threads_never_interrupt_an_innocent_step() -> None:

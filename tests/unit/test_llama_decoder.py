@@ -1,4 +1,4 @@
-"""Memory after an interrupted step, and the pace of prefill, with a native library that is made up."""
+"""Memory after an interrupted step, with a native library that is made up."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import ctypes
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from infervisor.worker.engines.llama.decoder import (
-    FIRST_SLICE_TOKENS,
-    MIN_SLICE_TOKENS,
-    SLICE_SECONDS,
-    DecodeFailed,
-    Decoder,
-    Pace,
-)
+from infervisor.worker.engines.llama.decoder import DecodeFailed, Decoder
 from infervisor.worker.engines.llama.library import NativeLog
 
 
@@ -95,6 +86,10 @@ class Native:
         self.memory[slot] = {position for position in self.memory.get(slot, set()) if position < start}
         return True
 
+    def llama_memory_seq_cp(self, _memory: Any, source: int, slot: int, start: int, end: int) -> None:
+        assert (start, end) == (-1, -1), "a range aborts the process"
+        self.memory[slot] = set(self.memory.get(source, ()))
+
     def llama_memory_seq_pos_max(self, _memory: Any, slot: int) -> int:
         return max(self.memory.get(slot, ()), default=-1)
 
@@ -105,7 +100,7 @@ class Native:
 def decoder(native: Native, *, swa_full: bool = True, slots: int = 3) -> Decoder:
     return Decoder(
         native, "model", "context", Abort(), NativeLog(),  # type: ignore[arg-type]
-        slots=slots, fixed_slice_tokens=8, swa_full=swa_full,
+        slots=slots, swa_full=swa_full,
     )  # fmt: skip
 
 
@@ -114,14 +109,8 @@ TOKENS = list(range(100, 150))
 
 def test_prefill_slice_wants_no_output() -> None:
     native = Native()
-    assert decoder(native).prefill(2, TOKENS, 8, 50) == (16, True)
+    assert decoder(native).prefill(2, TOKENS, 8, 16) == (16, True)
     assert native.calls == [[(2, 108 + i, 8 + i, 0) for i in range(8)]]
-
-
-def test_last_slice_stops_at_the_end() -> None:
-    native = Native()
-    assert decoder(native).prefill(0, TOKENS, 0, 3) == (3, True)
-    assert len(native.calls[0]) == 3
 
 
 def test_decode_carries_a_token_of_each_slot_with_output() -> None:
@@ -134,7 +123,7 @@ def test_decode_after_prefill_leaves_no_trace_in_the_batch() -> None:
     native = Native()
     under_test = decoder(native)
     under_test.decode([1], [5], [0])
-    under_test.prefill(2, TOKENS, 0, 50)
+    under_test.prefill(2, TOKENS, 0, 8)
     assert {(slot, output) for slot, _, _, output in native.calls[1]} == {(2, 0)}
 
 
@@ -142,9 +131,9 @@ def test_decode_after_prefill_leaves_no_trace_in_the_batch() -> None:
 def test_finished_micro_batches_of_a_cut_prefill_stay(kept: int) -> None:
     native = Native()
     under_test = decoder(native)
-    under_test.prefill(0, TOKENS, 0, 50)
+    under_test.prefill(0, TOKENS, 0, 8)
     native.codes, native.kept = [2], kept
-    assert under_test.prefill(0, TOKENS, 8, 50) == (8 + kept, False)
+    assert under_test.prefill(0, TOKENS, 8, 16) == (8 + kept, False)
     assert native.memory[0] == set(range(8 + kept))
 
 
@@ -165,7 +154,7 @@ def test_memory_that_cannot_be_cut_is_emptied(native: Native) -> None:
     under_test = decoder(native)
     under_test.prefill(0, TOKENS, 0, 8)
     native.codes = [2]
-    assert under_test.prefill(0, TOKENS, 8, 50) == (0, False)
+    assert under_test.prefill(0, TOKENS, 8, 16) == (0, False)
     assert native.memory[0] == set()
 
 
@@ -202,32 +191,39 @@ def test_failures_are_told(code: int, words: str) -> None:
     assert failed.value.code == code
 
 
-# --- pace -----------------------------------------------------------------------------------------
+def test_a_copy_is_cut_to_what_is_wanted() -> None:
+    native = Native()
+    under_test = decoder(native)
+    under_test.prefill(0, TOKENS, 0, 8)
+    under_test.prefill(1, TOKENS, 0, 3)
+    assert under_test.copy(0, 1, 5) == 5
+    assert native.memory == {0: set(range(8)), 1: set(range(5))}
 
 
-def test_pace_settles_below_the_target() -> None:
-    pace = Pace(512, None)
-    assert pace.tokens == FIRST_SLICE_TOKENS
-    for _ in range(20):
-        pace.measured(pace.tokens, pace.tokens * 0.002)
-    assert SLICE_SECONDS * 0.8 <= pace.tokens * 0.002 <= SLICE_SECONDS
+def test_recurrent_memory_is_copied_whole_or_not_at_all() -> None:
+    native = Native(recurrent=True)
+    under_test = decoder(native)
+    under_test.prefill(0, TOKENS, 0, 8)
+    assert under_test.copy(0, 1, 5) == 0
+    assert native.memory[1] == set()
+    assert under_test.copy(0, 1, 8) == 8
+    assert native.memory[1] == set(range(8))
 
 
-def test_pace_grows_at_most_twofold() -> None:
-    pace = Pace(512, None)
-    pace.measured(32, 1e-9)
-    assert pace.tokens == 64
+def test_recurrent_memory_stays_where_nothing_is_cut_but_not_after_an_interrupt() -> None:
+    native = Native(recurrent=True)
+    under_test = decoder(native)
+    under_test.prefill(0, TOKENS, 0, 8)
+    assert under_test.keep(0, 8) == 8
+    assert under_test.roll_back(0, 8) == 0
+    under_test.prefill(0, TOKENS, 0, 8)
+    assert under_test.keep(0, 7) == 0
 
 
-def test_fixed_pace_stays() -> None:
-    pace = Pace(512, 32)
-    pace.measured(32, 100.0)
-    assert pace.tokens == 32
-
-
-@given(st.lists(st.tuples(st.integers(1, 512), st.floats(0, 1e6)), max_size=30), st.integers(8, 4096))
-def test_pace_stays_in_bounds(slices: list[tuple[int, float]], most: int) -> None:
-    pace = Pace(most, None)
-    for tokens, seconds in slices:
-        pace.measured(tokens, seconds)
-        assert MIN_SLICE_TOKENS <= pace.tokens <= most
+@pytest.mark.parametrize(("lost", "position"), [(1, 5), (2, 0)])
+def test_a_copy_from_a_window_that_lost_cells_is_empty(lost: int, position: int) -> None:
+    native = Native(window=4)
+    under_test = decoder(native, swa_full=False)
+    under_test.prefill(0, TOKENS, 0, 8)
+    native.lost = lost
+    assert under_test.copy(0, 1, 5) == position

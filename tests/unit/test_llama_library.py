@@ -33,6 +33,30 @@ def test_without_problems_the_last_lines_are_told(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
+def test_debug_lines_push_nothing_out() -> None:
+    log = NativeLog()
+    log.write(INFO, b"flash attention enabled\n")
+    for _ in range(3 * KEPT_LINES):
+        log.write(DEBUG, b"create_tensor: loading ")
+        log.write(CONTINUED, b"tensor blk.0\n")
+    assert log.tail() == "flash attention enabled"
+
+
+def test_the_last_line_that_matches_is_found() -> None:
+    log = NativeLog()
+    for line in (
+        b"x: Flash Attention was auto\n",
+        b"freq = 1.5\n",
+        b"y: flash attention enabled\n",
+        b"end\n",
+    ):
+        log.write(INFO, line)
+    found = log.find(r"FLASH attention (\w+)")
+    assert found is not None
+    assert found[1] == "enabled"
+    assert log.find("flash attention disabled") is None
+
+
 def test_quiet_keeps_without_printing(capsys: pytest.CaptureFixture[str]) -> None:
     log = NativeLog()
     log.quiet = True

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infervisor.protocol.errors import InvalidRequest
-from infervisor.worker.engines.llama.literal_text import ControlTexts, Literals, _any_of
+from infervisor.worker.engines.llama.literal_text import ControlTexts, Literals, Markers, _any_of
 
 SPELLINGS = ["<|im_start|>", "<|im_end|>", "</s>", "<s>", "<|im_end|><|x|>", "<unk>"]
 CONTROL = ControlTexts(SPELLINGS, "template \U000f0000 text")
@@ -77,6 +77,22 @@ def test_nested_values_are_protected_and_others_kept() -> None:
     assert protected["calls"][0]["none"] is None
 
 
+def test_mappings_keep_their_class() -> None:
+    class Special(dict[str, str]):
+        pass
+
+    assert type(Literals(CONTROL).protect([Special(a="</s>")])[0]) is Special
+
+
+def test_markers_that_travelled_restore_the_same() -> None:
+    literals = Literals(CONTROL)
+    protected = literals.protect("a</s>b<unk>")
+    travelled = Markers(dict(literals.text_of))
+    assert travelled.marks(protected)
+    assert travelled.restore(protected) == "a</s>b<unk>"
+    assert not Markers({}).marks(protected)
+
+
 def test_template_characters_are_never_markers() -> None:
     literals = Literals(CONTROL)
     assert "\U000f0000" not in literals.protect("</s>")
@@ -88,6 +104,9 @@ def test_deep_nesting_is_refused() -> None:
         value = [value]
     with pytest.raises(InvalidRequest, match="nested"):
         Literals(CONTROL).protect(value)
+    with pytest.raises(InvalidRequest, match="tools are nested") as refused:
+        Literals(CONTROL).protect(value, "tools")
+    assert refused.value.field == "tools"
 
 
 def test_no_control_tokens_at_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from infervisor.worker.engine import LoadRefused
-from infervisor.worker.engines.llama.capacity import default_threads
-from infervisor.worker.engines.llama.options import LlamaOptions
+from infervisor.worker.engines.llama.capacity import default_threads, usable_cores
+from infervisor.worker.engines.llama.options import LlamaOptions, Lora
 
 
 def test_every_default_passes_its_own_check() -> None:
@@ -27,6 +28,11 @@ BAD = [
     ("tensor_split", [float("nan")]), ("split_mode", "columns"), ("use_mmap", 1), ("use_mlock", "yes"),
     ("flash_attention", "on"), ("flash_attention", 1), ("kv_type_k", "q2_k"), ("kv_type_v", 1),
     ("rope_freq_base", -1.0), ("rope_freq_scale", float("inf")), ("swa_full", None), ("slots", 0), ("slots", 65),
+    ("prefix_reuse", "no"), ("lora", 5), ("lora", ""), ("lora", [None]), ("lora", {"path": 3}),
+    ("lora", {"scale": 1.0}),
+    ("lora", {"path": "a", "scale": "1"}), ("lora", {"path": "a", "scale": float("nan")}),
+    ("lora", {"path": "a", "scale": True}), ("lora", {"path": "a", "scale": -1e9}), ("lora", {"path": "a", "x": 1}),
+    ("lora", ["a", {"path": "a", "scale": 2.0}]), ("lora", [str(number) for number in range(17)]),
     ("reproducible", 0), ("chat_template", b"x"), ("fit_context", "yes"), ("check_memory", 0),
 ]  # fmt: skip
 
@@ -38,6 +44,21 @@ def test_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     assert refused.value.code == "bad_option"
     assert str(refused.value).startswith(f"{name} must be ")
     assert len(str(refused.value)) < 300
+
+
+def test_adapters_in_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    for given, lora in (
+        (None, ()), ([], ()), ("a.gguf", (Lora("a.gguf", 1.0),)), ("~/a.gguf", (Lora("/home/ann/a.gguf"),)),
+        ({"path": "a", "scale": -2}, (Lora("a", -2.0),)),
+        (["a", {"path": "~/b", "scale": 0.5}, {"path": "c"}], (Lora("a"), Lora("/home/ann/b", 0.5), Lora("c"))),
+    ):  # fmt: skip
+        assert LlamaOptions.from_mapping({"lora": given}).lora == lora
+
+
+def test_slots_are_four_unless_chosen() -> None:
+    assert LlamaOptions.from_mapping({"slots": None}).slot_count == 4
+    assert LlamaOptions.from_mapping({"slots": 1}).slot_count == 1
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -79,22 +100,66 @@ def test_reproducible_needs_room_for_its_slice() -> None:
         LlamaOptions.from_mapping({"reproducible": True, "ubatch": 16})
 
 
+# --- threads -----------------------------------------------------------------------------------------
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    cpus: int,
+    siblings: int = 1,
+    files: dict[str, str] | None = None,
+) -> Path:
+    """Write a /proc and /sys in which so many processors form cores of `siblings` each; return `root`."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cpus)))
+    for cpu in range(cpus):
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        first = cpu // siblings * siblings
+        (topology / "thread_siblings_list").write_text(f"{first}-{first + siblings - 1}\n")
+    for name, text in (files or {}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
 def test_default_threads_stay_within_what_is_allowed() -> None:
-    import os
-
     assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    assert default_threads(1000) == 1
 
 
-def test_hyperthreads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3})
-    monkeypatch.setattr("infervisor.worker.engines.llama.capacity._core_of", lambda cpu: str(cpu // 2))
-    monkeypatch.setattr("infervisor.worker.engines.llama.capacity._quota_cores", lambda: 512)
-    assert default_threads() == 2
-    monkeypatch.setattr("infervisor.worker.engines.llama.capacity._quota_cores", lambda: 1)
-    assert default_threads() == 1
+@pytest.mark.parametrize(
+    ("cpus", "siblings", "workers", "threads"),
+    [(8, 2, 1, 4), (8, 1, 2, 4), (8, 1, 3, 2), (2, 1, 4, 1), (600, 1, 1, 512)],
+)
+def test_each_worker_has_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpus: int, siblings: int, workers: int, threads: int
+) -> None:
+    assert default_threads(workers, machine(monkeypatch, tmp_path, cpus, siblings)) == threads
 
 
 def test_unknown_topology_counts_every_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("infervisor.worker.engines.llama.capacity.Path", lambda _path: tmp_path / "none")
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {4, 5, 6})
-    assert default_threads() == 3
+    assert default_threads(root=tmp_path) == 3
+
+
+V1 = "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/box/cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/box\n", {"sys/fs/cgroup/box/cpu.max": "250000 100000\n"}, 2),
+        ("0::/box\n", {"sys/fs/cgroup/box/cpu.max": "50000 100000\n"}, 1),
+        ("0::/box\n", {"sys/fs/cgroup/box/cpu.max": "max 100000\n"}, 8),
+        ("0::/box\n", {"sys/fs/cgroup/box/x": "", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3),
+        ("3:cpu,cpuacct:/box\n", {V1[0]: "400000\n", V1[1]: "100000\n"}, 4),
+        ("3:cpu,cpuacct:/box\n", {V1[0]: "-1\n", V1[1]: "100000\n"}, 8),
+        ("3:cpu,cpuacct:/box\n", {V1[0]: "400000\n"}, 8),
+    ],
+)
+def test_a_quota_of_a_control_group_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: str, files: dict[str, str], cores: int
+) -> None:
+    root = machine(monkeypatch, tmp_path, 8, files={"proc/self/cgroup": groups, **files})
+    assert usable_cores(root) == cores

@@ -13,9 +13,9 @@ import pytest
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
 from infervisor.worker.engines.llama.engine import LlamaEngine
-from infervisor.worker.engines.llama.greedy import Argmax
+from infervisor.worker.engines.llama.greedy import Argmax, Rows
 from infervisor.worker.engines.llama.sampler import SamplerChain
-from tests.helpers.engine_models import answer, direct, no_progress, request
+from tests.helpers.engine_models import answer, no_progress, open_in, request
 from tests.helpers.models import LOOP, TOKEN, VOCABULARY, build_model
 
 A, B, C = TOKEN["a"], TOKEN["b"], TOKEN["c"]
@@ -63,7 +63,7 @@ def test_every_seed_is_repeatable(engine: LlamaEngine, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1 << 32, 1 << 63])
 def test_seed_beyond_32_bits_is_refused(engine: LlamaEngine, seed: int) -> None:
     with pytest.raises(InvalidRequest, match="seed"):
-        engine.open(0, request("c", seed=seed), direct)
+        open_in(engine, 0, request("c", seed=seed))
 
 
 def test_bias_and_ban(engine: LlamaEngine) -> None:
@@ -80,7 +80,7 @@ def test_all_but_one_token_banned(engine: LlamaEngine) -> None:
 
 def test_all_tokens_banned_is_refused(engine: LlamaEngine) -> None:
     with pytest.raises(InvalidRequest, match="bans all") as refused:
-        engine.open(0, request("c", logit_bias=dict.fromkeys(range(len(VOCABULARY)), -math.inf)), direct)
+        open_in(engine, 0, request("c", logit_bias=dict.fromkeys(range(len(VOCABULARY)), -math.inf)))
     assert refused.value.field == "logit_bias"
     assert said(engine) == [A, B, C, A, B, C]
 
@@ -88,7 +88,7 @@ def test_all_tokens_banned_is_refused(engine: LlamaEngine) -> None:
 def test_bias_outside_the_vocabulary_is_refused(engine: LlamaEngine) -> None:
     for token in (len(VOCABULARY), 999_999):
         with pytest.raises(InvalidRequest, match=rf"{token}.*{len(VOCABULARY)}") as refused:
-            engine.open(0, request("c", logit_bias={token: 5.0}), direct)
+            open_in(engine, 0, request("c", logit_bias={token: 5.0}))
         assert refused.value.field == "logit_bias"
 
 
@@ -195,14 +195,14 @@ class Logits:
 
 def test_the_most_probable_token_is_the_first_of_equals_and_follows_the_memory() -> None:
     library = Logits(0.5, 2.0, 2.0, -1.0)
-    argmax = Argmax(library, 4)
+    argmax = Argmax(Rows(library, 4))
     assert argmax.token(None, 0) == 1
     library.row[3] = 7.0
     assert argmax.token(None, 0) == 3, "the row is looked at anew each time"
 
 
 def test_what_is_not_a_number_is_left_to_the_chain() -> None:
-    assert Argmax(Logits(0.5, math.nan, 2.0), 3).token(None, 0) is None
+    assert Argmax(Rows(Logits(0.5, math.nan, 2.0), 3)).token(None, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_what_is_not_a_number_is_left_to_the_chain() -> None:
 )
 def test_only_a_plainly_greedy_chain_is_passed_by(sampling: Sampling, plain: bool) -> None:
     llama = pytest.importorskip("llama_cpp")
-    chain = SamplerChain(llama, sampling, 1, 4, Argmax(Logits(0, 0, 9, 0), 4))
+    chain = SamplerChain(llama, sampling, 1, 4, Argmax(Rows(Logits(0, 0, 9, 0), 4)))
     try:
         assert (chain._argmax is not None) is plain
         if plain:

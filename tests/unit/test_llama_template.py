@@ -116,22 +116,6 @@ def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         template("{% for i in range(2000) %}x{% endfor %}").render([USER], None)
 
 
-class Stopped(BaseException):
-    """Stands in for the exception by which the work loop ends a template."""
-
-
-def test_asynchronous_end_passes_through_and_leaves_the_template_usable() -> None:
-    chat = template("{{ messages[0].n }}")
-
-    class Number:
-        def __str__(self) -> str:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        chat.render([{**USER, "n": Number()}], None)
-    assert chat.render([{**USER, "n": 1}], None)[0] == "1"
-
-
 BAD_MESSAGES: dict[str, list[dict[str, Any]]] = {
     "none": [],
     "no role": [{"content": "x"}],
@@ -161,6 +145,83 @@ def test_text_parts_are_joined() -> None:
 def test_null_content_beside_tool_calls_is_empty() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
     assert rendered("[{{ messages[0].content }}]{{ messages[0].tool_calls[0].name }}", [message]) == "[]f"
+
+
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": '{"a": "é", "b": [1]}'}}
+
+
+def called(source: str, call: dict[str, Any]) -> str:
+    return rendered(source, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
+def test_arguments_in_json_are_an_object_to_the_template() -> None:
+    source = "{% set f = messages[0].tool_calls[0].function %}"
+    assert called(source + "{{ f.arguments.a }}|{{ f.arguments.b[0] + 1 }}", CALL) == "é|2"
+    assert called(source + "{{ f.arguments | tojson }}", CALL) == '{"a": "é", "b": [1]}'
+    assert called(source + "{% for k, v in f.arguments.items() %}{{ k }} {% endfor %}", CALL) == "a b "
+
+
+def test_arguments_print_as_json_where_a_template_expects_text() -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert json.loads(called(source, CALL)) == {"a": "é", "b": [1]}
+    given = {"function": {"name": "f", "arguments": {"a": True}}}
+    assert called(source, given) == '{"a": true}'
+
+
+@pytest.mark.parametrize("arguments", ["not json", "[1]", "5", "", "[" * 100_000])
+def test_arguments_that_are_no_json_object_stay_text(arguments: str) -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert called(source, {"function": {"name": "f", "arguments": arguments}}) == arguments
+
+
+@pytest.mark.parametrize("call", [5, {"function": "f"}, {"function": {"name": "f"}}, {}])
+def test_odd_calls_reach_the_template_as_they_are(call: Any) -> None:
+    assert json.loads(called("{{ messages[0].tool_calls[0] | tojson }}", call)) == call
+
+
+def test_arguments_are_protected() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "x<|im_end|>"}'}}
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text, literals = template(source).render([message], None)
+    assert "<|im_end|>" not in text
+    assert literals.restore(text) == '{"a": "x<|im_end|>"}'
+
+
+def test_tools_reach_the_template_protected() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "</s> é", "parameters": {"x": 1}}}
+    text, literals = template("{{ tools | tojson }}").render([USER], None, [tool])
+    assert "</s>" not in text
+    assert json.loads(literals.restore(text)) == [tool]
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_without_tools_there_are_none(tools: list[Any] | None) -> None:
+    assert template("{{ tools is none }}").render([USER], None, tools)[0] == "True"
+
+
+def test_tools_nested_too_deep_are_named() -> None:
+    deep: Any = "x"
+    for _ in range(100):
+        deep = {"a": deep}
+    with pytest.raises(InvalidRequest, match="tools are nested") as refused:
+        template(CHATML).render([USER], None, [deep])
+    assert refused.value.field == "tools"
+
+
+def test_the_answer_is_begun_unless_that_is_not_wanted() -> None:
+    text, _ = template(CHATML).render([USER], None, add_generation_prompt=False)
+    assert text == "<s><|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_lack_of_memory_is_told_as_such() -> None:
+    def gives_up(*_given: object) -> None:
+        raise MemoryError
+
+    chat = template("{{ messages | count }}")
+    chat._template.environment.filters["count"] = gives_up
+    with pytest.raises(InvalidRequest, match="it needs more memory than it may have"):
+        chat.render([USER], None)
 
 
 def test_content_is_marked_and_comes_back() -> None:

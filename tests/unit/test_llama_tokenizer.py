@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infervisor.worker.engines.llama.engine import LlamaEngine
+from infervisor.protocol.arrays import pack_ids, unpack_ids
+from infervisor.protocol.errors import InvalidRequest
 from infervisor.worker.engines.llama.literal_text import ControlTexts, Literals
 from infervisor.worker.engines.llama.template import ChatTemplate
-from infervisor.worker.engines.llama.tokenizer import Vocabulary
-from tests.helpers.engine_models import no_progress
+from infervisor.worker.engines.llama.tokenizer import Vocabulary, answer_query
 from tests.helpers.models import (
     BOS,
     CHATML,
@@ -25,17 +25,14 @@ from tests.helpers.models import (
     byte_token,
     smollm2_path,
 )
+from tests.helpers.native_model import native_model
 
 START, END = TOKEN["<|im_start|>"], TOKEN["<|im_end|>"]
 
 
 def vocabulary_of(path: Path) -> Iterator[Vocabulary]:
-    engine = LlamaEngine()
-    engine.load(str(path), {"n_ctx": 64, "threads": 1}, no_progress)
-    vocabulary = engine._vocabulary
-    assert vocabulary is not None
-    yield vocabulary
-    engine.close()
+    with native_model(path, vocabulary_only=True) as model:
+        yield model.vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +153,65 @@ def test_marked_prompts_tokenise_like_native_ones(real_vocabulary: Vocabulary, t
     native = real_vocabulary.tokenise(rendered, special=True)
     ours = real_vocabulary._tokenise_marked(rendered, control.pattern, Literals(control))
     assert ours == native
+
+
+# --- text back, and queries ------------------------------------------------------------------------
+
+
+@pytest.mark.real_model
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    # Its vocabulary lacks some bytes, of control characters and rare ones: those get no token at all.
+    text=st.text(st.sampled_from("\n\t !#09AZaz~äßéλΩжЯ中文日本語한…—“🦙🎉"), max_size=40)
+    | st.sampled_from(["<|im_start|>user\n", "\0", "  a  b\n\n", "🦙🦙"]),
+    special=st.booleans(),
+)
+def test_tokens_give_back_their_text(real_vocabulary: Vocabulary, text: str, special: bool) -> None:
+    tokens = real_vocabulary.tokenise(text, special=special)
+    assert real_vocabulary.detokenise(tokens) == text.encode()
+
+
+def test_text_of_a_vocabulary_that_puts_spaces_before_words(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.tokenise("alpha beta<|im_end|>", special=True)
+    assert tokens[-1] == END
+    assert vocabulary.detokenise(tokens) == b"alpha beta<|im_end|>"
+    assert vocabulary.detokenise([]) == b""
+    assert vocabulary.detokenise([byte_token(0xF0), byte_token(0x9F)]) == b"\xf0\x9f"
+
+
+def test_text_longer_than_the_room_that_was_guessed(real_vocabulary: Vocabulary) -> None:
+    longest = max(range(real_vocabulary.size), key=lambda token: len(real_vocabulary.piece(token)))
+    piece = real_vocabulary.piece(longest)
+    assert len(piece) > 16
+    assert real_vocabulary.detokenise([longest] * 50) == piece * 50
+
+
+@pytest.mark.parametrize("token", [-1, len(VOCABULARY), 1 << 30])
+def test_no_text_of_tokens_that_there_arent(vocabulary: Vocabulary, token: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"not {token}"):
+        vocabulary.detokenise([1, token])
+
+
+def test_a_text_to_embed_is_literal_and_a_sequence_by_itself(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.sequence("a<|im_end|>")
+    assert tokens[0] == BOS
+    assert END not in tokens
+
+
+def test_queries(vocabulary: Vocabulary) -> None:
+    def ask(kind: str, **arguments: object) -> object:
+        return answer_query(vocabulary, kind, arguments, lambda given: len(str(given["prompt"])))
+
+    literal = ask("tokenize", text="a</s>", special=False)
+    assert isinstance(literal, bytes)
+    assert EOS not in unpack_ids(literal)
+    assert ask("tokenize", text="", special=True) == b""
+    assert ask("tokenize", text="</s>", special=True) == pack_ids([EOS])
+    assert ask("detokenize", tokens=pack_ids([TOKEN["DEF"], END])) == b"DEF<|im_end|>"
+    assert ask("count", prompt="four") == 4
+    for kind, arguments in (
+        ("tokenize", {"text": b"a", "special": True}), ("tokenize", {"text": "a", "special": 1}),
+        ("detokenize", {"tokens": b"123"}), ("detokenize", {"tokens": [1]}), ("embed", {}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest):
+            ask(kind, **arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,15 @@ import pytest
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
-from infervisor.worker.abort import T
 from infervisor.worker.engine import LoadRefused, ModelFacts, Prefilled, Sampled
 from infervisor.worker.engines import create_engine
 from infervisor.worker.engines.scripted.engine import ScriptedEngine
 from infervisor.worker.engines.scripted.faults import KINDS, Fault
+from tests.helpers.engine_models import open_in
 from tests.helpers.raw_worker import submit
 
 PATIENCE_S = 20.0
 GREEDY = Sampling(temperature=0)
-
-
-def at_once(function: Callable[[], T]) -> T:
-    return function()
 
 
 def load(**options: Any) -> ScriptedEngine:
@@ -53,7 +48,7 @@ def answer(
     prompt: str = "one two three", count: int = 50, sampling: Sampling = GREEDY, seed: int = 1, **options: Any
 ) -> str:
     engine = load(**options)
-    engine.open(0, submit(1, prompt, sampling=sampling, seed=seed), at_once)
+    open_in(engine, 0, submit(1, prompt, sampling=sampling, seed=seed))
     return say(engine, 0, count)
 
 
@@ -80,7 +75,7 @@ def test_it_says_what_it_was_told(options: dict[str, Any], expected: str) -> Non
 
 def test_a_step_gives_several_tokens_where_that_is_asked_for_and_allowed() -> None:
     engine = load(text="a b c d e", step_tokens=3)
-    engine.open(0, submit(1, "one", sampling=GREEDY, seed=1), at_once)
+    open_in(engine, 0, submit(1, "one", sampling=GREEDY, seed=1))
     assert engine.step([0], [10]) == [Prefilled(1, 1)]
 
     def several(most: int) -> list[bytes]:
@@ -94,7 +89,7 @@ def test_a_step_gives_several_tokens_where_that_is_asked_for_and_allowed() -> No
 
 def test_where_a_fault_is_planned_a_step_gives_one_token_so_that_it_comes_in_its_place() -> None:
     engine = load(text="a b", step_tokens=3, faults=[{"at": "decode", "after": 1, "kind": "raise"}])
-    engine.open(0, submit(1, "one", sampling=GREEDY, seed=1), at_once)
+    open_in(engine, 0, submit(1, "one", sampling=GREEDY, seed=1))
     engine.step([0], [10])
     assert engine.step([0], [10]) == [Sampled(0, b"a")]
     with pytest.raises(RuntimeError):
@@ -111,14 +106,14 @@ def test_random_words_depend_on_seed_and_index_alone() -> None:
 
 def test_a_resumed_answer_goes_on_where_it_was() -> None:
     engine = load(text="a b c d")
-    engine.open(0, submit(1, delivered=(0, 1)), at_once)
+    open_in(engine, 0, submit(1, delivered=(0, 1)))
     assert say(engine, 0, 9) == " c d‖"
 
 
 def test_slots_do_not_mix() -> None:
     engine = load(mode="echo", slots=2)
-    engine.open(0, submit(1, "a b c"), at_once)
-    engine.open(1, submit(2, "x y z"), at_once)
+    open_in(engine, 0, submit(1, "a b c"))
+    open_in(engine, 1, submit(2, "x y z"))
     engine.step([0, 1])
     said = [engine.step([0, 1]) for _ in range(3)]
     pieces = [[outcome.data for outcome in step or () if isinstance(outcome, Sampled)] for step in said]
@@ -127,7 +122,7 @@ def test_slots_do_not_mix() -> None:
 
 def test_a_prompt_is_read_in_slices() -> None:
     engine = load(prefill_tokens_per_s=1000, slice_s=0.004)
-    opened = engine.open(0, submit(1, "w " * 10), at_once)
+    opened = open_in(engine, 0, submit(1, "w " * 10))
     assert opened.prompt_tokens == 10
     done = [engine.step([0]) for _ in range(3)]
     assert done == [[Prefilled(4, 10)], [Prefilled(8, 10)], [Prefilled(10, 10)]]
@@ -137,7 +132,7 @@ def test_a_prompt_is_read_in_slices() -> None:
 @pytest.mark.parametrize("options", [{"prefill_s": 3600, "slice_s": 3600}, {"pace_s": 3600}])
 def test_an_interrupt_ends_a_wait_and_changes_nothing(options: dict[str, Any]) -> None:
     engine = load(**options)
-    engine.open(0, submit(1), at_once)
+    open_in(engine, 0, submit(1))
     if "pace_s" in options:
         engine.step([0])  # the prompt
     results: list[object] = []
@@ -148,12 +143,12 @@ def test_an_interrupt_ends_a_wait_and_changes_nothing(options: dict[str, Any]) -
     assert results == [None]
     engine.clear_interrupt()
     engine.release(0)
-    engine.open(0, submit(2), at_once)
+    open_in(engine, 0, submit(2))
 
 
 def test_an_engine_without_abort_ends_its_step() -> None:
     engine = load(abort="none")
-    engine.open(0, submit(1), at_once)
+    open_in(engine, 0, submit(1))
     engine.interrupt()
     assert engine.step([0]) == [Prefilled(3, 3)]
 
@@ -161,13 +156,13 @@ def test_an_engine_without_abort_ends_its_step() -> None:
 def test_a_prompt_must_leave_room_for_an_answer() -> None:
     engine = load(context_tokens=4)
     with pytest.raises(InvalidRequest, match=r"4 tokens.*4") as caught:
-        engine.open(0, submit(1, "a b c d"), at_once)
+        open_in(engine, 0, submit(1, "a b c d"))
     assert caught.value.field == "prompt"
-    assert engine.open(0, submit(2, "a b c"), at_once).prompt_tokens == 3
+    assert open_in(engine, 0, submit(2, "a b c")).prompt_tokens == 3
 
 
 def test_an_empty_prompt_has_one_token() -> None:
-    assert load().open(0, submit(1, ""), at_once).prompt_tokens == 1
+    assert open_in(load(), 0, submit(1, "")).prompt_tokens == 1
 
 
 def test_equal_scripts_have_equal_fingerprints() -> None:
@@ -216,8 +211,8 @@ def test_an_unknown_engine_is_refused() -> None:
 def test_a_fault_waits_for_its_moment_and_its_prompt() -> None:
     fault = {"at": "decode", "after": 2, "kind": "raise", "prompt_contains": "bomb", "message": "boom"}
     engine = load(faults=[fault], slots=2)
-    engine.open(0, submit(1, "no danger"), at_once)
-    engine.open(1, submit(2, "a bomb"), at_once)
+    open_in(engine, 0, submit(1, "no danger"))
+    open_in(engine, 1, submit(2, "a bomb"))
     assert say(engine, 0, 5) == "w0 w1 w2 w3 w4 "
     assert say(engine, 1, 2) == "w0 w1 "
     with pytest.raises(RuntimeError, match="boom"):
@@ -240,10 +235,10 @@ def test_a_fault_with_a_file_happens_once(tmp_path: Path) -> None:
 
 def test_a_fault_counts_requests_when_opening() -> None:
     engine = load(faults=[{"at": "open", "after": 1, "kind": "raise"}])
-    engine.open(0, submit(1), at_once)
+    open_in(engine, 0, submit(1))
     engine.release(0)
     with pytest.raises(RuntimeError):
-        engine.open(0, submit(2), at_once)
+        open_in(engine, 0, submit(2))
 
 
 def test_every_kind_can_be_planned() -> None:

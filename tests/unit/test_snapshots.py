@@ -13,7 +13,7 @@ from infervisor.protocol.messages import Log
 from infervisor.worker.engines.scripted.engine import ScriptedEngine
 from infervisor.worker.outbox import Outbox
 from infervisor.worker.snapshots import Snapshots
-from tests.helpers.engine_models import direct
+from tests.helpers.engine_models import open_in
 from tests.helpers.raw_worker import submit
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd")
@@ -64,7 +64,7 @@ class Bench:
             self.engine.step([slot])
 
     def open(self, slot: int, delivered: tuple[int, ...] = ()) -> int:
-        self.engine.open(slot, submit(slot, PROMPT, delivered=delivered), direct)
+        open_in(self.engine, slot, submit(slot, PROMPT, delivered=delivered))
         return self.snapshots.open(slot, (slot * AREA_BYTES, AREA_BYTES))
 
     def close(self, slot: int) -> None:
@@ -164,7 +164,7 @@ def test_a_slot_goes_on_from_what_its_area_holds_and_the_next_snapshot_is_soon(b
 
 def test_without_a_place_nothing_is_kept(bench: Bench) -> None:
     bench.close(0)
-    bench.engine.open(0, submit(0, PROMPT), direct)
+    open_in(bench.engine, 0, submit(0, PROMPT))
     assert bench.snapshots.open(0, None) == 0
     bench.engine.step([0])
     assert bench.worked([0], 1.0, steps=20) == []
@@ -183,7 +183,8 @@ def test_a_mapping_stays_for_the_next_request_and_goes_for_another_area(bench: B
     assert mapped() == 2
     bench.open(1)
     assert mapped() == 2
-    bench.snapshots.open(0, (0, AREA_BYTES // 2))
+    open_in(bench.engine, 0, submit(0, PROMPT))
+    assert bench.snapshots.open(0, (0, AREA_BYTES // 2)) == 0
     assert mapped() == 2, "the old one of that slot is gone"
 
 

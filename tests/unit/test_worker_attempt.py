@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from infervisor.protocol.errors import InvalidRequest, LocalProtocolError
 from infervisor.protocol.generation import Limits
 from infervisor.worker.attempt import Attempt
-from infervisor.worker.engine import Opened, Prefilled, Sampled
+from infervisor.worker.engine import Embedded, Opened, Prefilled, Sampled
+from infervisor.worker.scheduler import Want
 from tests.helpers.raw_worker import submit
 
 
 def attempt(context_tokens: int = 100, prompt_tokens: int = 3, credit: int = 50, **limits: Any) -> Attempt:
     made = Attempt.arrived(submit(1, limits=Limits(**limits), credit=credit))
     made.check()
-    made.opened(0, Opened(prompt_tokens), context_tokens)
+    made.opened(Opened(0, prompt_tokens), context_tokens, None)
     return made
 
 
@@ -86,11 +87,68 @@ def test_without_credit_it_sits_out_but_its_prompt_is_read() -> None:
     assert attempt(credit=0).runnable, "reading the prompt needs no credit"
 
 
-def test_a_prompt_that_is_all_in_memory_needs_credit_at_once() -> None:
+def test_a_prompt_that_is_all_in_memory_needs_credit_once_that_is_told() -> None:
     made = Attempt.arrived(submit(1, credit=0))
     made.check()
-    made.opened(0, Opened(3, cached_tokens=3), 100)
+    made.opened(Opened(0, 3, cached_tokens=3), 100, None)
+    assert made.want == Want(1, True, 1)
+    made.take(Prefilled(3, 3))
     assert not made.runnable
+
+
+def test_what_it_wants_is_what_is_left_to_read_and_then_what_it_may_compute() -> None:
+    made = Attempt.arrived(submit(1, credit=4, delivered=(7,), priority=3))
+    made.check()
+    made.opened(Opened(0, 100, cached_tokens=60), 200, None)
+    assert made.want == Want(1, True, 41, 3)
+    made.take(Prefilled(90, 101))
+    assert made.want == Want(1, True, 11, 3)
+    made.take(Prefilled(101, 101))
+    assert made.want == Want(1, False, 3)
+
+
+def test_it_waits_for_another_one_that_reads_the_same_beginning() -> None:
+    leader = attempt(prompt_tokens=100)
+    leader.take(Prefilled(10, 100))
+    made = Attempt.arrived(submit(2))
+    made.check()
+    made.opened(Opened(1, 100, after=(0, 80)), 200, leader)
+    assert not made.runnable
+    leader.take(Prefilled(79, 100))
+    assert not made.runnable
+    leader.take(Prefilled(80, 100))
+    assert made.runnable
+    made.take(Prefilled(90, 100, copied_tokens=80))
+    assert made.usage()["cached_tokens"] == 80
+
+
+def test_it_waits_no_more_when_the_other_one_is_released() -> None:
+    leader = attempt(prompt_tokens=100)
+    made = Attempt.arrived(submit(2))
+    made.check()
+    made.opened(Opened(1, 100, after=(0, 80)), 200, leader)
+    assert not made.runnable
+    leader.is_open = False
+    assert made.runnable
+    # Race "its slot is opened again": that is another one, which it never waits for.
+    leader.is_open = True
+    assert made.runnable
+
+
+def test_vectors_count_against_credit_and_not_as_tokens() -> None:
+    made = Attempt.arrived(submit(1, prompt=None, texts=("a", "b", "c"), credit=3))
+    made.check()
+    made.opened(Opened(0, 12), 100, None)
+    first = made.take(Embedded(8, 12, (b"1234", b"5678"), False))
+    assert first is not None
+    assert (first.index, first.vectors, first.why) == (0, (b"1234", b"5678"), None)
+    assert made.want == Want(1, True, 4)
+    last = made.take(Embedded(12, 12, (b"abcd",), True))
+    assert last is not None
+    assert (last.index, last.why) == (2, "stop")
+    assert made.usage()["completion_tokens"] == 0
+    with pytest.raises(LocalProtocolError):
+        made.take(Embedded(12, 12, (b"abcd",), True))
 
 
 def test_a_token_beyond_credit_is_an_error() -> None:
@@ -103,7 +161,7 @@ def test_a_token_beyond_credit_is_an_error() -> None:
 def test_delivered_tokens_count_towards_index_limits_and_usage() -> None:
     made = Attempt.arrived(submit(1, limits=Limits(max_tokens=4), delivered=(5, 6, 7)))
     made.check()
-    made.opened(0, Opened(3), 100)
+    made.opened(Opened(0, 3), 100, None)
     taken = made.take(Sampled(8, b"d"))
     assert taken is not None
     assert (taken.index, taken.why) == (3, "length")
@@ -182,7 +240,7 @@ def go_on(pieces: list[bytes], cut: int, limits: Limits, context_tokens: int, st
     """Resume after `cut` delivered tokens and say the rest of `pieces`, then the end token."""
     made = Attempt.arrived(submit(1, limits=limits, delivered=tuple(range(cut))))
     made.check()
-    made.opened(0, Opened(3, delivered_data=pieces[:cut]), context_tokens)
+    made.opened(Opened(0, 3, delivered_data=pieces[:cut]), context_tokens, None)
     if made.already_ended is not None:
         return finish(made, [], made.already_ended)
     sent: list[str] = []
@@ -242,7 +300,7 @@ def test_an_end_on_the_last_delivered_token_is_known_at_once(
 ) -> None:
     made = Attempt.arrived(submit(1, limits=Limits(**limits), delivered=(5, 6)))
     made.check()
-    made.opened(0, Opened(3, delivered_data=[b"a", b"b"]), context_tokens)
+    made.opened(Opened(0, 3, delivered_data=[b"a", b"b"]), context_tokens, None)
     assert made.already_ended == why
     assert made.usage()["computed_tokens"] == 0
 
@@ -254,8 +312,8 @@ def test_an_attempt_without_delivered_tokens_has_not_ended() -> None:
 def test_restored_tokens_are_counted_as_cached_and_what_follows_them_is_read_without_credit() -> None:
     made = Attempt.arrived(submit(1, credit=0, delivered=(5, 6, 7)))
     made.check()
-    made.opened(0, Opened(3, delivered_data=[b"a", b"b", b"c"]), 100)
-    made.restored(5)
+    made.opened(Opened(0, 3, delivered_data=[b"a", b"b", b"c"]), 100, None)
+    made.in_memory(5)
     assert made.usage()["cached_tokens"] == 5
     assert made.runnable, "a delivered token has to be read again, and that needs no credit"
     made.take(Prefilled(6, 6))

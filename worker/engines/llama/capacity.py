@@ -16,34 +16,48 @@ UNLIMITED_BYTES = 1 << 60
 """A control group of version 1 without a limit says almost 2**63."""
 
 
-def default_threads() -> int:
+def default_threads(workers: int = 1, root: Path = Path("/")) -> int:
+    """Return one worker's share of the physical cores, at least 1, when `workers` like it share the machine."""
+    return max(1, usable_cores(root) // max(1, workers))
+
+
+def usable_cores(root: Path = Path("/")) -> int:
     """Return the physical cores that this process may use, at least 1.
 
     Two threads on one core's hyper-threads slow decoding down, so siblings count once; an affinity mask and
-    a container's processor quota are respected.
+    a container's processor quota are respected. root: where /proc and /sys are.
     """
     if not hasattr(os, "sched_getaffinity"):
         return max(1, (os.cpu_count() or 2) // 2)
-    allowed = os.sched_getaffinity(0)
-    cores = {_core_of(cpu) for cpu in allowed}
-    return max(1, min(len(cores), _quota_cores(), MAX_THREADS))
+    cores = {_core_of(cpu, root) for cpu in os.sched_getaffinity(0)}
+    return max(1, min(len(cores), MAX_THREADS, *_quotas(root)))
 
 
-def _core_of(cpu: int) -> str:
-    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+def _core_of(cpu: int, root: Path) -> str:
+    topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     try:
         return (topology / "thread_siblings_list").read_text().strip()
     except OSError:
         return f"cpu {cpu}"
 
 
-def _quota_cores() -> int:
+def _quotas(root: Path) -> list[int]:
+    """Return the whole processors that this process's control groups allow, where they limit them."""
+    quotas: list[int] = []
+    for level in _levels_v2(root):
+        quotas.extend(_processors(level, "cpu.max"))
+    for level in _levels_v1(root, "cpu"):
+        quotas.extend(_processors(level, "cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return quotas
+
+
+def _processors(level: Path, *names: str) -> list[int]:
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        # No such file, or the quota is "max".
-        return MAX_THREADS
+        quota, period = " ".join((level / name).read_text() for name in names).split()
+        return [int(quota) // int(period)] if int(quota) > 0 else []
+    except (OSError, ValueError, ZeroDivisionError):
+        # No such file, or the quota is "max"; −1 is none either.
+        return []
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
@@ -67,16 +81,21 @@ def _machine(root: Path) -> FreeMemory:
 
 
 def _group_v2(root: Path) -> list[FreeMemory]:
-    levels = _levels(root, root / "sys/fs/cgroup", lambda controllers: controllers == "")
-    return _left(levels, "memory.max", "memory.current", ("inactive_file", "active_file"))
+    return _left(_levels_v2(root), "memory.max", "memory.current", ("inactive_file", "active_file"))
 
 
 def _group_v1(root: Path) -> list[FreeMemory]:
-    levels = _levels(
-        root, root / "sys/fs/cgroup/memory", lambda controllers: "memory" in controllers.split(",")
-    )
     reclaimable = ("total_inactive_file", "total_active_file")
-    return _left(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", reclaimable)
+    return _left(_levels_v1(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", reclaimable)
+
+
+def _levels_v2(root: Path) -> list[Path]:
+    return _levels(root, root / "sys/fs/cgroup", lambda controllers: controllers == "")
+
+
+def _levels_v1(root: Path, controller: str) -> list[Path]:
+    mount = root / "sys/fs/cgroup" / controller
+    return _levels(root, mount, lambda controllers: controller in controllers.split(","))
 
 
 def _levels(root: Path, mount: Path, is_meant: Callable[[str], bool]) -> list[Path]:

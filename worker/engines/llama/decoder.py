@@ -1,6 +1,6 @@
 """One native context: prefill slices, decode steps, and putting memory right after an interrupted one.
 
-Owns the batch, the KV memory and the pace of prefill; knows nothing of requests or text. Sequence numbers
+Owns the batch and the KV memory; knows nothing of requests or text. Sequence numbers
 are slots. Prefill and decode are separate native calls and one sequence prefills per call, so an abort in
 one sequence's prefill can't touch another.
 """
@@ -8,43 +8,12 @@ one sequence's prefill can't touch another.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog
 
-SLICE_SECONDS = 0.2
-"""What a prefill slice aims at; the contract allows 0.25 s."""
-MIN_SLICE_TOKENS = 8
-FIRST_SLICE_TOKENS = 32
 _NO_ROOM, _ABORTED = 1, 2
-
-
-class Pace:
-    """How many tokens the next prefill slice takes, from what the last ones cost."""
-
-    def __init__(self, most_tokens: int, fixed_tokens: int | None) -> None:
-        self._most = most_tokens
-        self._fixed = fixed_tokens
-        self._tokens = min(most_tokens, fixed_tokens or FIRST_SLICE_TOKENS)
-        self._token_s = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """The length of the next slice."""
-        return self._tokens
-
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Learn from a finished slice."""
-        if self._fixed is not None or tokens < MIN_SLICE_TOKENS:
-            return  # a short rest costs more per token than a slice does
-        cost = seconds / tokens
-        self._token_s = cost if not self._token_s else 0.75 * self._token_s + 0.25 * cost
-        wanted = int(SLICE_SECONDS / max(self._token_s, 1e-9))
-        # At most doubled: one lucky measurement must not make a slice of seconds.
-        wanted = min(wanted, 2 * self._tokens, self._most) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
-        self._tokens = max(wanted, min(MIN_SLICE_TOKENS, self._most))
 
 
 class Decoder:
@@ -52,7 +21,7 @@ class Decoder:
 
     def __init__(
         self, llama_cpp: Any, model: Any, context: Any, abort: AbortFlag, log: NativeLog,
-        *, slots: int, fixed_slice_tokens: int | None, swa_full: bool,
+        *, slots: int, swa_full: bool,
     ) -> None:  # fmt: skip
         self._llama = llama_cpp
         self.context = context
@@ -61,7 +30,6 @@ class Decoder:
         self._memory = llama_cpp.llama_get_memory(context)
         llama_cpp.llama_set_abort_callback(context, abort.callback, abort.argument)
         self.batch_tokens: int = llama_cpp.llama_n_batch(context)
-        self.pace = Pace(self.batch_tokens, fixed_slice_tokens)
         self._recurrent = bool(
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         )
@@ -83,23 +51,20 @@ class Decoder:
         )
         self._keep = counts
 
-    def prefill(self, slot: int, tokens: list[int], start: int, end: int) -> tuple[int, bool]:
-        """Read one slice of tokens[start:end] into memory at those positions.
+    def prefill(self, slot: int, tokens: list[int], start: int, stop: int) -> tuple[int, bool]:
+        """Read tokens[start:stop] into memory at those positions; at most `batch_tokens`.
 
         Returns (how many tokens the sequence now has in memory, whether the slice was finished). After an
         interrupt the finished micro-batches are kept; the number may also be 0 when memory couldn't be
         rolled back and all has to be read again.
         """
-        stop = min(end, start + self.pace.tokens)
         count = stop - start
         wanted: list[Any] = tokens[start:stop]
         self._tokens[:count] = wanted
         self._positions[:count] = list(range(start, stop))
         self._outputs[:count] = [0] * count
         self._sequences[:count] = [self._slot_pointers[slot]] * count
-        began = time.monotonic()
         if self._call(count):
-            self.pace.measured(count, time.monotonic() - began)
             return stop, True
         # A finished micro-batch stays: so a storm of interrupts can't keep a prompt from being read.
         kept = int(self._llama.llama_memory_seq_pos_max(self._memory, slot)) + 1
@@ -149,6 +114,14 @@ class Decoder:
         self.forget(slot)
         return 0
 
+    def keep(self, slot: int, position: int) -> int:
+        """Keep what `slot` has in memory before `position`, after steps that were not interrupted; as `roll_back`.
+
+        What recurrent models keep can't be cut, but it can stay as it is. Not after an interrupt, which may have
+        changed some layers' state and not others'.
+        """
+        return position if position > 0 and self._holds(slot, position) else self.roll_back(slot, position)
+
     def _holds(self, slot: int, position: int) -> bool:
         """Whether memory has what the token at `position` needs, and nothing from there on."""
         last = self._llama.llama_memory_seq_pos_max(self._memory, slot)
@@ -159,6 +132,21 @@ class Decoder:
     def forget(self, slot: int) -> None:
         """Empty the slot's memory."""
         self._llama.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def copy(self, source: int, slot: int, position: int) -> int:
+        """Copy what `source` has in memory before `position` into another slot; return its position then.
+
+        That is 0, and the slot is empty, where memory can't be cut there.
+        """
+        llama, memory = self._llama, self._memory
+        self.forget(slot)
+        # Each slot has cells of its own: only a whole sequence can be copied, a range would abort the process.
+        llama.llama_memory_seq_cp(memory, source, slot, -1, -1)
+        return self.keep(slot, position)
+
+    def use_threads(self, threads: int, threads_batch: int) -> None:
+        """Compute with so many threads from now on: for decoding, and for prefill."""
+        self._llama.llama_set_n_threads(self.context, threads, threads_batch)
 
     def state_bytes(self, slot: int) -> int:
         """Return how many bytes `save` writes now."""

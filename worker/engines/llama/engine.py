@@ -1,7 +1,7 @@
 """The llama engine: a GGUF model on llama.cpp behind the engine contract.
 
-Owns the model, the sequences in its slots, and the order of loading. What each part does is in the file named
-after it. Every method but `interrupt` runs in the work loop's thread.
+Owns the model and the order of loading, stepping and freeing. What each part does is in the file named after it.
+Every method but `interrupt`, `prepare` and `answer` runs in the work loop's thread.
 """
 
 from __future__ import annotations
@@ -14,46 +14,54 @@ from typing import Any
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling, check_seed
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import ModelFacts, Opened, Outcome, Prefilled, Sampled, Stoppable
-from infervisor.worker.engines.llama.capacity import free_memory
+from infervisor.worker.engine import Broken, ModelFacts, Opened, Outcome, Sampled
+from infervisor.worker.engines.llama.adapters import Adapters, check_adapters
+from infervisor.worker.engines.llama.capacity import default_threads, free_memory
 from infervisor.worker.engines.llama.decoder import Decoder
-from infervisor.worker.engines.llama.greedy import Argmax
+from infervisor.worker.engines.llama.embedder import Embedder, Job
+from infervisor.worker.engines.llama.grammar import GrammarVocabulary
+from infervisor.worker.engines.llama.greedy import Argmax, Rows
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog, load_library
 from infervisor.worker.engines.llama.loading import load_context, load_model, model_facts
+from infervisor.worker.engines.llama.logprobs import Logprobs
 from infervisor.worker.engines.llama.memory_estimate import fit_context
 from infervisor.worker.engines.llama.model_file import check_model_file
 from infervisor.worker.engines.llama.options import REPRODUCIBLE_SLICE_TOKENS, LlamaOptions
-from infervisor.worker.engines.llama.sampler import SamplerChain
-from infervisor.worker.engines.llama.template import ChatTemplate
-from infervisor.worker.engines.llama.tokenizer import Vocabulary
+from infervisor.worker.engines.llama.prompt import Prompt, Prompts, chat_template
+from infervisor.worker.engines.llama.sampler import DeadEnd, SamplerChain
+from infervisor.worker.engines.llama.sandbox import Sandbox
+from infervisor.worker.engines.llama.sequences import Sequences
+from infervisor.worker.engines.llama.threads import CoreWatch
+from infervisor.worker.engines.llama.tokenizer import Vocabulary, answer_query
 
-REPLAY_SECONDS = 0.2
-"""How long one step may decode delivered tokens again."""
+SLICE_TOKENS = 64
+"""The slice of whoever doesn't say how long it may be."""
 
-PROBE_CHARACTERS = 16
-"""Characters for each token of context that are tried of a very long text: four times what text takes."""
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """How a sequence chooses its tokens, and what is told of them.
+
+    top: how many alternatives are told of each; None: no log-probability. marks: as in `Prompt`.
+    """
+
+    sampler: SamplerChain
+    top: int | None
+    marks: Mapping[int, bytes]
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """A request in a slot.
+class _Parts:
+    """What there is once a model is loaded."""
 
-    tokens: prompt, then delivered and sampled tokens. prompt_end: how many of them are prefilled in slices:
-    all of the prompt but its last token, which is decoded by the first sampling step, because its output is
-    wanted then and other sequences' steps may come between. position: tokens in memory. reading: not all
-    of `tokens` but the last are in memory, or that hasn't been reported yet.
-    """
-
-    tokens: list[int]
-    prompt_end: int
-    sampler: SamplerChain
-    position: int = 0
-    reading: bool = True
-
-    @property
-    def missing(self) -> int:
-        """Tokens that must be read before the next one can be sampled."""
-        return len(self.tokens) - 1 - self.position
+    vocabulary: Vocabulary
+    decoder: Decoder
+    sequences: Sequences
+    prompts: Prompts
+    embedder: Embedder
+    argmax: Argmax
+    grammars: GrammarVocabulary
+    logprobs: Logprobs
 
 
 class LlamaEngine:
@@ -62,20 +70,30 @@ class LlamaEngine:
     def __init__(self) -> None:
         self._llama: Any = None
         self._log: NativeLog | None = None
-        self._model: Any = None
         self._abort: AbortFlag | None = None
+        self._native_model: Any = None
         self._decoder: Decoder | None = None
-        self._vocabulary: Vocabulary | None = None
-        self._argmax: Argmax | None = None
-        self._template: ChatTemplate | None = None
-        self._sequences: list[_Sequence | None] = []
-        self._context_tokens = 0
+        self._adapters: Adapters | None = None
+        self._sandbox: Sandbox | None = None
+        self._parts: _Parts | None = None
+        self._watch: CoreWatch | None = None
+        self._voices: dict[int, _Voice] = {}
+        """Of each slot with a sequence."""
+        self._jobs: dict[int, Job] = {}
+        """Texts that are being embedded: they take a slot's turn, and none of its memory."""
+        self._workers = 1
+        self._threads_batch: int | None = None
+        self._generates = True
+
+    def use_share(self, workers: int) -> None:
+        """Before `load`: so many workers share the cores."""
+        self._workers = workers
 
     def load(
         self, model: str | None, options: Mapping[str, Any], progress: Callable[[str, float], None]
     ) -> ModelFacts:
         """Load the GGUF at `model` with `LlamaOptions`. Raises `LoadRefused` and leaves nothing behind."""
-        if self._model is not None:
+        if self._native_model is not None:
             raise RuntimeError("this engine has loaded a model already")
         try:
             return self._load(model, options, progress)
@@ -88,217 +106,213 @@ class LlamaEngine:
     ) -> ModelFacts:
         settings = LlamaOptions.from_mapping(options)
         file = check_model_file(model)
+        lora = check_adapters(settings.lora, file)
         wanted_tokens = settings.wanted_context(file.header.number("{arch}.context_length"))
         free = free_memory() if settings.check_memory else None
-        fitted = fit_context(file.header, file.total_bytes, settings, wanted_tokens, free)
+        all_bytes = file.total_bytes + sum(each.file_bytes for each in lora)
+        fitted = fit_context(file.header, all_bytes, settings, wanted_tokens, free)
+        settings = replace(settings, slots=fitted.slots)
 
         progress("import", 0.0)
-        self._llama, self._log = load_library()
-        self._abort = AbortFlag(self._llama)
+        llama, log = self._llama, self._log = load_library()
+        abort = self._abort = AbortFlag(llama)
         progress("import", 1.0)
 
-        self._model = load_model(self._llama, self._log, file, settings, progress)
-        self._vocabulary = Vocabulary(self._llama, self._model)
-        self._argmax = Argmax(self._llama, self._vocabulary.size)
-        self._template = self._make_template(settings)
-        context = load_context(self._llama, self._log, self._model, settings, fitted.tokens)
-        self._decoder = Decoder(
-            self._llama, self._model, context, self._abort, self._log,
-            slots=settings.slots,
-            fixed_slice_tokens=REPRODUCIBLE_SLICE_TOKENS if settings.reproducible else None,
-            swa_full=settings.swa_full,
+        native = self._native_model = load_model(llama, log, file, settings, progress)
+        vocabulary = Vocabulary(llama, native)
+        source, origin = chat_template(llama, native, settings)
+        sandbox = self._sandbox = Sandbox(
+            file.path, source, origin, vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos),
+            list(vocabulary.control_tokens()) if source is not None else [],
         )  # fmt: skip
-        self._context_tokens = int(self._llama.llama_n_ctx_seq(context))
-        self._sequences = [None] * settings.slots
-
+        sandbox.start()  # it compiles the template while the rest is loaded
+        adapters = self._adapters = Adapters.load(llama, log, native, lora)
+        threads = settings.threads or default_threads(self._workers)
+        self._watch = CoreWatch(threads) if settings.threads is None else None
+        self._threads_batch = settings.threads_batch
+        context = load_context(llama, log, native, replace(settings, threads=threads), fitted.tokens)
+        decoder = Decoder(llama, native, context, abort, log, slots=fitted.slots, swa_full=settings.swa_full)
+        self._decoder = decoder
+        adapters.attach(context)
+        context_tokens = int(llama.llama_n_ctx_seq(context))
+        rows = Rows(llama, vocabulary.size)
+        embedder = Embedder(
+            llama, native, abort, log, replace(settings, threads=threads), context_tokens, adapters.attach
+        )
+        slice_tokens = REPRODUCIBLE_SLICE_TOKENS if settings.reproducible else None
+        grammars, logprobs = (
+            GrammarVocabulary(llama, vocabulary.native, rows),
+            Logprobs(rows),
+        )
+        self._parts = _Parts(
+            vocabulary=vocabulary,
+            decoder=decoder,
+            sequences=Sequences(
+                decoder, fitted.slots, slice_tokens=slice_tokens, reuses=settings.prefix_reuse
+            ),
+            prompts=Prompts(vocabulary, sandbox, embedder, grammars, logprobs, source, context_tokens),
+            embedder=embedder,
+            argmax=Argmax(rows),
+            grammars=grammars,
+            logprobs=logprobs,
+        )
         progress("warm_up", 0.0)
-        self._decoder.warm_up(max(self._vocabulary.bos, 0))
+        # What keeps no memory of what it read, as BERT, embeds and generates nothing.
+        self._generates = bool(llama.llama_get_memory(context))
+        if self._generates:
+            decoder.warm_up(max(vocabulary.bos, 0))
+        template_error = sandbox.template_error()
         progress("warm_up", 1.0)
-        facts = model_facts(
-            self._llama, self._model, context, file, settings, self._vocabulary, self._template
+        facts = model_facts(llama, log, native, context, file, settings, adapters, vocabulary)
+        return replace(
+            facts,
+            has_chat_template=template_error is None,
+            largest_slice_tokens=slice_tokens or decoder.batch_tokens,
+            fixed_slices=slice_tokens is not None,
+            extra={
+                **facts.extra,
+                **fitted.to_facts(),
+                "threads_adapt": self._watch is not None and threads > 1,
+                "template_error": template_error if sandbox.has_template else None,
+                "generates": self._generates,
+                "tool_format": self._parts.prompts.tool_format,
+                "embedding": embedder.facts(),
+            },
         )
-        return replace(facts, extra={**facts.extra, **fitted.to_facts()})
 
-    def _make_template(self, settings: LlamaOptions) -> ChatTemplate:
-        assert self._vocabulary is not None
-        vocabulary = self._vocabulary
-        source, origin = settings.chat_template, "the chat_template option"
-        if source is None:
-            stored: bytes | None = self._llama.llama_model_chat_template(self._model, None)
-            source = stored.decode("utf-8", "replace") if stored else None
-            origin = "the model's chat template"
-        spellings = list(vocabulary.control_tokens()) if source is not None else []
-        return ChatTemplate(
-            source, origin, vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos), spellings
-        )
+    @property
+    def _loaded(self) -> _Parts:
+        if self._parts is None:
+            raise RuntimeError("no model is loaded")
+        return self._parts
 
-    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
-        """Take the request into `slot`. Raises `InvalidRequest`; the slot is then still free."""
-        vocabulary, _ = self._loaded()
-        if self._sequences[slot] is not None:
-            raise RuntimeError(f"slot {slot} is taken")
-        sampling = Sampling.from_wire(submit.sampling)
-        seed = check_seed(submit.seed)
-        prompt = self._prompt_tokens(submit, stoppable)
-        delivered = list(submit.delivered)
+    # --- requests ----------------------------------------------------------------------------------
+
+    def prepare(self, submit: Submit) -> Prompt:
+        """Render, tokenise and try. Any thread. Raises `InvalidRequest`."""
+        if submit.texts is None and not self._generates:
+            raise InvalidRequest(
+                "this model only embeds: use embed(), or load one that generates text",
+                "prompt" if submit.messages is None else "messages",
+            )
+        return self._loaded.prompts.of(submit)
+
+    def answer(self, kind: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer a question about text and tokens. Any thread. Raises `InvalidRequest`."""
+        parts = self._loaded
+        return answer_query(parts.vocabulary, kind, arguments, parts.prompts.count)
+
+    def open(self, slots: Sequence[int], submit: Submit, prepared: Prompt) -> Opened:
+        """Take the request into the slot that holds most of what it needs. Raises `InvalidRequest`."""
+        parts = self._loaded
+        if submit.texts is not None:
+            slot = parts.sequences.least_held(slots)
+            job = self._jobs[slot] = parts.embedder.open(prepared.texts, prepared.output.normalise)
+            return Opened(slot, job.total_tokens)
+        output, vocabulary = prepared.output, parts.vocabulary
+        sampler = SamplerChain(
+            self._llama, Sampling.from_wire(submit.sampling), check_seed(submit.seed), vocabulary.size,
+            parts.argmax, grammar=prepared.grammar, vocab=parts.grammars,
+        )  # fmt: skip
         try:
-            self._check_length(len(prompt))
-        except InvalidRequest as error:
-            error.field = "prompt" if submit.messages is None else "messages"
+            sampler.accept_prompt(prepared.tokens)
+            sampler.replay(submit.delivered)
+            slot, tape, after = parts.sequences.open(slots, prepared.tokens, submit.delivered)
+        except BaseException:
+            sampler.close()
             raise
-        for token in delivered:
-            if token >= vocabulary.size:
-                raise InvalidRequest(
-                    f"delivered holds token {token}, which the model doesn't have", "delivered"
-                )
-        sampler = SamplerChain(self._llama, sampling, seed, vocabulary.size, self._argmax)
-        sampler.accept_prompt(prompt)
-        sampler.replay(delivered)
-        self._sequences[slot] = _Sequence([*prompt, *delivered], len(prompt) - 1, sampler)
-        return Opened(len(prompt), delivered_data=[vocabulary.piece(token) for token in delivered])
-
-    def _prompt_tokens(self, submit: Submit, stoppable: Stoppable) -> list[int]:
-        vocabulary, template = self._loaded()
-        if (submit.prompt is None) == (submit.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
-        if submit.prompt is not None:
-            self._check_text_length(submit.prompt)
-            return vocabulary.raw_prompt(submit.prompt, special=submit.special)
-        messages = submit.messages or ()
-        rendered, literals = stoppable(lambda: template.render(messages, submit.template_clock_s))
-        self._check_text_length(rendered)
-        return vocabulary.rendered_prompt(rendered, template.control, literals)
-
-    def _check_text_length(self, text: str) -> None:
-        # Tokenising can't be interrupted and takes seconds per megabyte, so a text that is hopelessly long
-        # is refused by its beginning.
-        probe = PROBE_CHARACTERS * self._context_tokens
-        if len(text) <= 2 * probe:
-            return
-        vocabulary, _ = self._loaded()
-        tokens = len(vocabulary.tokenise(text[:probe], special=False))
-        if tokens > self._context_tokens:
-            raise InvalidRequest(
-                f"the prompt has more than {tokens} tokens, and the context holds {self._context_tokens}: "
-                "shorten the prompt or load with a larger n_ctx",
-                "prompt",
-            )
-
-    def _check_length(self, prompt_tokens: int) -> None:
-        if not prompt_tokens:
-            raise InvalidRequest("the prompt is empty, and this model has no token to begin with", "prompt")
-        if prompt_tokens >= self._context_tokens:
-            raise InvalidRequest(
-                f"the prompt has {prompt_tokens} tokens, and the context holds {self._context_tokens}, "
-                "of which the answer needs at least one: shorten the prompt or load with a larger n_ctx",
-                "prompt",
-            )
+        voice = _Voice(sampler, output.top_logprobs if output.logprobs else None, prepared.marks)
+        self._voices[slot] = voice
+        return Opened(
+            slot,
+            len(prepared.tokens),
+            cached_tokens=tape.position,
+            after=after,
+            delivered_data=[voice.marks.get(token) or vocabulary.piece(token) for token in submit.delivered],
+        )
 
     def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
-        """Advance each slot by one prefill slice or one token, whatever `most` allows; None if interrupted."""
+        """Read a slice of each prompt, then one more token of every other sequence; None if interrupted."""
+        parts = self._loaded
+        self._mind_the_cores(parts)
+        allowed = dict(zip(slots, most or [SLICE_TOKENS] * len(slots), strict=True))
+        texts = [slot for slot in slots if slot in self._jobs]
+        reading = [slot for slot in slots if slot not in self._jobs and parts.sequences[slot].reading]
+        sampling = [slot for slot in slots if slot not in texts and slot not in reading]
         outcomes: dict[int, Outcome] = {}
-        sequences = [(slot, self._sequence(slot)) for slot in slots]
-        reading = [(slot, sequence) for slot, sequence in sequences if sequence.reading]
-        sampling = [(slot, sequence) for slot, sequence in sequences if not sequence.reading]
-        # Prefill first: a token, once sampled, couldn't be taken back if a later call were interrupted.
-        for slot, sequence in reading:
-            if not self._read(slot, sequence):
+        try:
+            # Sampling comes last: a token, once sampled, couldn't be taken back if a later call were interrupted.
+            if not all(parts.sequences.read(slot, allowed[slot]) for slot in reading):
                 return None
-        if sampling and not self._sample(sampling, outcomes):
-            return None
-        # A sequence counts as read once that is reported, not before: a step that is cut after its slice
-        # reports nothing, and the next one must not answer with a token that nobody had asked for.
-        for slot, sequence in reading:
-            total = len(sequence.tokens)
-            sequence.reading = sequence.missing > 0
-            outcomes[slot] = Prefilled(sequence.position if sequence.reading else total, total)
+            if not all(self._jobs[slot].step(allowed[slot]) for slot in texts):
+                return None
+            if sampling and not parts.sequences.decode(sampling):
+                return None
+        except Exception:
+            parts.sequences.doubt(slots)
+            raise
+        for output, slot in enumerate(sampling):
+            outcomes[slot] = self._sample(parts, slot, output)
+        # What was read is told only now: a step that is cut tells nothing.
+        outcomes.update((slot, parts.sequences.told(slot)) for slot in reading)
+        outcomes.update((slot, self._jobs[slot].told()) for slot in texts)
         return [outcomes[slot] for slot in slots]
 
-    def _read(self, slot: int, sequence: _Sequence) -> bool:
-        """Advance a sequence that isn't all in memory. Returns whether the slice was finished."""
-        assert self._decoder is not None
-        if sequence.position < sequence.prompt_end:
-            sequence.position, finished = self._decoder.prefill(
-                slot, sequence.tokens, sequence.position, sequence.prompt_end
-            )
-            if not finished:
-                return False
-        else:
-            # Delivered tokens go in one by one, as they did when they were first computed: read as a slice,
-            # they would leave slightly different numbers in memory, and another answer after them.
-            until = time.monotonic() + REPLAY_SECONDS
-            while sequence.missing and time.monotonic() < until:
-                if not self._decode([(slot, sequence)], outputs=False):
-                    return False
-        return True
+    def _sample(self, parts: _Parts, slot: int, output: int) -> Outcome:
+        """Choose the next token of one sequence from its row of the last decode."""
+        voice, context, vocabulary = self._voices[slot], parts.decoder.context, parts.vocabulary
+        try:
+            token = voice.sampler.sample(context, output)
+        except DeadEnd as error:
+            return Broken(str(error))
+        parts.sequences[slot].tokens.append(token)
+        data = voice.marks.get(token) or vocabulary.piece(token)
+        logprobs = None
+        if voice.top is not None:
+            logprobs = [*parts.logprobs.of(context, output, token, voice.top, vocabulary.piece), data]
+        return Sampled(token, data, vocabulary.is_end(token), logprobs)
 
-    def _decode(self, members: Sequence[tuple[int, _Sequence]], *, outputs: bool = True) -> bool:
-        """Decode the next token of each sequence. If interrupted, put memory right and return False."""
-        assert self._decoder is not None
-        decoder = self._decoder
-        slots = [slot for slot, _ in members]
-        tokens = [sequence.tokens[sequence.position] for _, sequence in members]
-        positions = [sequence.position for _, sequence in members]
-        finished = decoder.decode(slots, tokens, positions, outputs=outputs)
-        for slot, sequence in members:
-            if finished:
-                sequence.position += 1
-                continue
-            sequence.position = decoder.roll_back(slot, sequence.position)
-            sequence.reading = sequence.reading or sequence.missing > 0
-        return finished
-
-    def _sample(self, members: Sequence[tuple[int, _Sequence]], outcomes: dict[int, Outcome]) -> bool:
-        """Decode each sequence's last token in one call and choose its next one."""
-        assert self._decoder is not None
-        assert self._vocabulary is not None
-        if not self._decode(members):
-            return False
-        context, vocabulary = self._decoder.context, self._vocabulary
-        for output, (slot, sequence) in enumerate(members):
-            token = sequence.sampler.sample(context, output)
-            sequence.tokens.append(token)
-            outcomes[slot] = Sampled(token, vocabulary.piece(token), vocabulary.is_end(token))
-        return True
+    def _mind_the_cores(self, parts: _Parts) -> None:
+        wanted = None if self._watch is None else self._watch.wanted(time.monotonic())
+        if wanted is not None:
+            # An explicit number for reading stays.
+            parts.decoder.use_threads(wanted, self._threads_batch or wanted)
+            parts.embedder.use_threads(wanted, self._threads_batch or wanted)
 
     def release(self, slot: int) -> None:
-        """Free the slot and its memory. Does nothing for a slot that is free."""
-        sequence = self._sequences[slot]
-        if sequence is None:
-            return
-        self._sequences[slot] = None
-        sequence.sampler.close()
-        if self._decoder is not None:
-            self._decoder.forget(slot)
+        """Free the slot. Does nothing for a slot that is free."""
+        job = self._jobs.pop(slot, None)
+        if job is not None:
+            job.close()
+        voice = self._voices.pop(slot, None)
+        if voice is not None:
+            voice.sampler.close()
+        if self._parts is not None:
+            self._parts.sequences.release(slot)
+
+    # --- snapshots ---------------------------------------------------------------------------------
 
     def tokens(self, slot: int) -> Sequence[int]:
         """Return prompt, delivered and sampled tokens."""
-        return self._sequence(slot).tokens
+        return self._loaded.sequences[slot].tokens
 
     def tokens_in_memory(self, slot: int) -> int:
         """Return how many of them have been read."""
-        return self._sequence(slot).position
+        return self._loaded.sequences[slot].position
 
     def snapshot_bytes(self, slot: int) -> int:
         """Return how large a snapshot is now."""
-        assert self._decoder is not None
-        return self._decoder.state_bytes(slot)
+        return self._loaded.decoder.state_bytes(slot)
 
     def save(self, slot: int, memory: memoryview) -> int:
         """Copy the sequence's KV memory, without its sampler, which is built again from its tokens."""
-        assert self._decoder is not None
-        return self._decoder.save(slot, memory)
+        return self._loaded.decoder.save(slot, memory)
 
     def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
         """Copy the KV memory of the first `tokens` tokens back; the next step reads what follows."""
-        assert self._decoder is not None
-        sequence = self._sequence(slot)
-        if sequence.position or not 0 < tokens < len(sequence.tokens):
-            return False
-        if not self._decoder.restore(slot, memory, tokens):
-            return False
-        sequence.position = tokens
-        return True
+        return self._loaded.sequences.restore(slot, memory, tokens)
+
+    # --- ends --------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
         """Make the running step return None within one graph node. Any thread."""
@@ -312,26 +326,20 @@ class LlamaEngine:
             self._abort.clear()
 
     def close(self) -> None:
-        """Free samplers, context and model, in that order. Idempotent."""
-        for sequence in self._sequences:
-            if sequence is not None:
-                sequence.sampler.close()
-        self._sequences = []
+        """Free jobs, samplers, contexts, adapters, model and sandbox, in that order. Idempotent."""
+        for slot in [*self._jobs, *self._voices]:
+            self.release(slot)
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.embedder.close()
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             decoder.close()
-        self._vocabulary = self._argmax = None
-        model, self._model = self._model, None
+        if self._adapters is not None:
+            self._adapters.close()
+        model, self._native_model = self._native_model, None
         if model is not None:
             self._llama.llama_model_free(model)
-
-    def _loaded(self) -> tuple[Vocabulary, ChatTemplate]:
-        if self._vocabulary is None or self._template is None:
-            raise RuntimeError("no model is loaded")
-        return self._vocabulary, self._template
-
-    def _sequence(self, slot: int) -> _Sequence:
-        sequence = self._sequences[slot]
-        if sequence is None:
-            raise RuntimeError(f"slot {slot} is free: nothing was opened in it")
-        return sequence
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import MutableMapping
@@ -17,12 +18,13 @@ from infervisor.worker.engine import LoadRefused
 
 KEPT_LINES = 200
 SPIN_COUNT = "2000"
-_WARNING, _ERROR, _CONTINUED = 3, 4, 5
+_DEBUG, _WARNING, _ERROR, _CONTINUED = 1, 3, 4, 5
 
 
 class NativeLog:
     """The last lines that llama.cpp logged. Warnings and errors also go to standard error, escaped.
 
+    Its debug lines, thousands for one model, are dropped: they would push out those that say something.
     quiet: keep lines without printing them, for a step that is being interrupted on purpose.
     """
 
@@ -36,6 +38,8 @@ class NativeLog:
         """Take what llama.cpp logs: a line, or a piece of one."""
         if level != _CONTINUED:
             self._level = level
+        if self._level == _DEBUG:
+            return
         line = printable(text.decode("utf-8", "replace").rstrip("\n"))
         if not line or set(line) == {"."}:
             return  # the dots of a progress bar
@@ -49,6 +53,11 @@ class NativeLog:
         """Forget everything, before something whose own lines matter."""
         self._lines.clear()
         self._problems.clear()
+
+    def find(self, pattern: str) -> re.Match[str] | None:
+        """Return the last match of a regular expression in the lines kept, upper and lower case alike."""
+        matches = (re.search(pattern, line, re.IGNORECASE) for line in reversed(self._lines))
+        return next((match for match in matches if match is not None), None)
 
     def tail(self, lines: int = 12) -> str:
         """Return the last warnings and errors, or the last lines if there are none."""

@@ -48,63 +48,79 @@ class ControlTexts:
         return self._guarded.finditer(text)
 
 
-class Literals:
-    """The markers of one request."""
+class Markers:
+    """What the markers in one rendered text stand for."""
+
+    def __init__(self, text_of: Mapping[str, str]) -> None:
+        self.text_of = text_of
+
+    def restore(self, text: str) -> str:
+        """Return `text` with every marker replaced by what it stands for."""
+        return "".join(self.text_of.get(character, character) for character in text)
+
+    def marks(self, text: str) -> bool:
+        """Whether `text` holds a marker."""
+        return any(marker in text for marker in self.text_of)
+
+
+class Literals(Markers):
+    """The markers of one request, made as they are needed."""
 
     def __init__(self, control: ControlTexts) -> None:
+        self._made: dict[str, str] = {}
+        super().__init__(self._made)
         self._control = control
         self._marker_of: dict[str, str] = {}
         self._free = (
             chr(code) for block in _PRIVATE_USE for code in block if chr(code) not in control.reserved
         )
-        self._text_of: dict[str, str] = {}
 
-    def protect(self, value: Any, depth: int = 0) -> Any:
+    def protect(self, value: Any, field: str = "messages") -> Any:
         """Return `value` with every string in it protected; mappings and lists are copied.
 
-        Raises `InvalidRequest` for nesting that no message needs.
+        Mappings keep their class. Raises `InvalidRequest`, naming `field`, for nesting that no message needs.
         """
+        return self._protect(value, field, 0)
+
+    def _protect(self, value: Any, field: str, depth: int) -> Any:
         if isinstance(value, str):
-            return self._protect_text(value)
+            return self._protect_text(value, field)
         if depth >= _MAX_DEPTH:
-            raise InvalidRequest(f"messages are nested more than {_MAX_DEPTH} deep", "messages")
+            raise InvalidRequest(f"{field} are nested more than {_MAX_DEPTH} deep", field)
         if isinstance(value, Mapping):
-            return {self.protect(k, depth + 1): self.protect(v, depth + 1) for k, v in value.items()}
+            copied = type(value) if isinstance(value, dict) else dict
+            protect = self._protect
+            return copied(
+                (protect(key, field, depth + 1), protect(entry, field, depth + 1))
+                for key, entry in value.items()
+            )
         if isinstance(value, (list, tuple)):
-            return [self.protect(entry, depth + 1) for entry in value]
+            return [self._protect(entry, field, depth + 1) for entry in value]
         return value
 
-    def _protect_text(self, text: str) -> str:
+    def _protect_text(self, text: str, field: str) -> str:
         start, end = self._control.edges(text)
         middle = text[start:end]
-        pieces: list[str] = [self._marker(text[:start])] if start else []
+        pieces: list[str] = [self._marker(text[:start], field)] if start else []
         position = 0
         for found in self._control.guarded(middle):
             pieces.append(middle[position : found.start()])
-            pieces.append(self._marker(found.group()))
+            pieces.append(self._marker(found.group(), field))
             position = found.end()
         pieces.append(middle[position:])
         if end < len(text):
-            pieces.append(self._marker(text[end:]))
+            pieces.append(self._marker(text[end:], field))
         return "".join(pieces)
 
-    def _marker(self, literal: str) -> str:
+    def _marker(self, literal: str, field: str) -> str:
         marker = self._marker_of.get(literal)
         if marker is None:
             marker = next(self._free, "")
             if not marker:
-                raise InvalidRequest("the messages use all private-use characters of Unicode", "messages")
+                raise InvalidRequest(f"the {field} use all private-use characters of Unicode", field)
             self._marker_of[literal] = marker
-            self._text_of[marker] = literal
+            self._made[marker] = literal
         return marker
-
-    def restore(self, text: str) -> str:
-        """Return `text` with every marker replaced by what it stands for."""
-        return "".join(self._text_of.get(character, character) for character in text)
-
-    def marks(self, text: str) -> bool:
-        """Whether `text` holds a marker."""
-        return any(marker in text for marker in self._text_of)
 
 
 def _any_of(texts: Iterable[str]) -> str:

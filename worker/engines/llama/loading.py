@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from infervisor.worker.engine import AbortGranularity, LoadRefused, ModelFacts
-from infervisor.worker.engines.llama.capacity import default_threads
+from infervisor.worker.engines.llama.adapters import Adapters
+from infervisor.worker.engines.llama.capacity import default_threads, usable_cores
 from infervisor.worker.engines.llama.library import NativeLog
 from infervisor.worker.engines.llama.model_file import ModelFile
 from infervisor.worker.engines.llama.options import KV_TYPES, SPLIT_MODES, LlamaOptions
-from infervisor.worker.engines.llama.template import ChatTemplate
 from infervisor.worker.engines.llama.tokenizer import Vocabulary
 
 _REASONS: tuple[tuple[str, str, str], ...] = (
@@ -114,12 +114,13 @@ def load_model(
 def load_context(llama: Any, log: NativeLog, model: Any, options: LlamaOptions, context_tokens: int) -> Any:
     """Return a native context in which each slot has at least `context_tokens`. Raises `LoadRefused`."""
     threads = options.threads or default_threads()
+    slots = options.slot_count
     parameters = llama.llama_context_default_params()
-    parameters.n_ctx = min(context_tokens * options.slots, (1 << 32) - 1)
+    parameters.n_ctx = min(context_tokens * slots, (1 << 32) - 1)
     # One decode call carries a token of every slot.
-    parameters.n_batch = max(options.batch_tokens, options.slots)
+    parameters.n_batch = max(options.batch_tokens, slots)
     parameters.n_ubatch = options.ubatch
-    parameters.n_seq_max = options.slots
+    parameters.n_seq_max = slots
     parameters.n_threads = threads
     parameters.n_threads_batch = options.threads_batch or threads
     parameters.flash_attn_type = options.flash_attention_type
@@ -132,38 +133,35 @@ def load_context(llama: Any, log: NativeLog, model: Any, options: LlamaOptions, 
     parameters.swa_full = options.swa_full
     # Each slot has cells of its own: what one sequence computes can't depend on where others lie.
     parameters.kv_unified = False
+    # Vectors are made in a context of their own.
+    parameters.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
     parameters.no_perf = True
     log.clear()
     context = llama.llama_init_from_model(model, parameters)
     if not context:
-        raise _refusal(
-            log, f"a context of {context_tokens} tokens in {options.slots} slot(s)", "couldn't be made"
-        )
-    if not llama.llama_get_memory(context):
-        llama.llama_free(context)
-        raise LoadRefused(
-            "this model keeps no memory of what it read: it can't generate text", "model_not_generative"
-        )
+        raise _refusal(log, f"a context of {context_tokens} tokens in {slots} slot(s)", "couldn't be made")
     return context
 
 
 def model_facts(
-    llama: Any, model: Any, context: Any, file: ModelFile, options: LlamaOptions,
-    vocabulary: Vocabulary, template: ChatTemplate,
+    llama: Any, log: NativeLog, model: Any, context: Any, file: ModelFile, options: LlamaOptions,
+    adapters: Adapters, vocabulary: Vocabulary,
 ) -> ModelFacts:  # fmt: skip
-    """Return what is true of the loaded model."""
-    offloaded = options.n_gpu_layers != 0 and bool(llama.llama_supports_gpu_offload())
+    """Return what is true of the loaded model, but for its chat template, which somebody else tries.
+
+    log: what was said since `load_context` began.
+    """
     context_tokens = int(llama.llama_n_ctx_seq(context))
     library = f"llama-cpp-python {llama.__version__}"
     return ModelFacts(
         engine="llama",
         library=library,
-        fingerprint=_fingerprint(file, options, context_tokens, library),
+        fingerprint=_fingerprint(file, options, adapters, context_tokens, library),
         context_tokens=context_tokens,
         vocabulary_tokens=vocabulary.size,
-        has_chat_template=template.usable,
-        slots=options.slots,
-        abort=AbortGranularity.MICRO_BATCH if offloaded else AbortGranularity.NODE,
+        has_chat_template=False,
+        slots=options.slot_count,
+        abort=AbortGranularity.MICRO_BATCH if _offloads(llama, options) else AbortGranularity.NODE,
         extra={
             "model_name": file.header.name,
             "model_path": file.path,
@@ -171,25 +169,69 @@ def model_facts(
             "file_bytes": file.total_bytes,
             "parameters": int(llama.llama_model_n_params(model)),
             "trained_context_tokens": int(llama.llama_model_n_ctx_train(model)),
+            "reproducible": options.reproducible,
+            "lora": adapters.facts,
+            "system": (llama.llama_print_system_info() or b"").decode("utf-8", "replace").strip(),
+            **_memory_facts(llama, log, model, context, options),
+            "cores": usable_cores(),
             "threads": int(llama.llama_n_threads(context)),
             "threads_batch": int(llama.llama_n_threads_batch(context)),
             "batch_tokens": int(llama.llama_n_batch(context)),
-            "gpu_offload": offloaded,
-            "reproducible": options.reproducible,
-            "system": (llama.llama_print_system_info() or b"").decode("utf-8", "replace").strip(),
-            "template_error": template.error if template.present else None,
+            "ubatch": int(llama.llama_n_ubatch(context)),
         },
     )
 
 
-def _fingerprint(file: ModelFile, options: LlamaOptions, context_tokens: int, library: str) -> str:
+def _offloads(llama: Any, options: LlamaOptions) -> bool:
+    return options.n_gpu_layers != 0 and bool(llama.llama_supports_gpu_offload())
+
+
+def _memory_facts(
+    llama: Any, log: NativeLog, model: Any, context: Any, options: LlamaOptions
+) -> dict[str, object]:
+    """Return where model and context lie and how: what is in use, as far as the library tells."""
+    layers = int(llama.llama_model_n_layer(model)) + 1
+    asked = options.n_gpu_layers
+    offloaded = _offloads(llama, options)
+    flash = log.find(r"flash attention (?:was auto, set to )?(enabled|disabled)")
+    base = log.find(r"\bfreq_base += ([\d.e+-]+)")
+    scale = log.find(r"\bfreq_scale += ([\d.e+-]+)")
+    return {
+        "n_ctx": int(llama.llama_n_ctx(context)),
+        "slots": options.slot_count,
+        "prefix_reuse": options.prefix_reuse,
+        "kv_type_k": options.kv_type_k,
+        "kv_type_v": options.kv_type_v,
+        # "auto" is what the library says; asked for, it is on or the context wouldn't be there.
+        "flash_attention": flash[1].lower() == "enabled" if flash else _asked_flash(options),
+        "swa_full": options.swa_full,
+        "rope_freq_base": float(base[1]) if base else options.rope_freq_base,
+        "rope_freq_scale": float(scale[1]) if scale else options.rope_freq_scale,
+        "use_mmap": options.use_mmap and bool(llama.llama_supports_mmap()),
+        "use_mlock": options.use_mlock and bool(llama.llama_supports_mlock()),
+        "gpu_offload": offloaded,
+        "gpu_layers": (layers if asked < 0 else min(asked, layers)) if offloaded else 0,
+        "main_gpu": options.main_gpu,
+        "tensor_split": list(options.tensor_split),
+        "split_mode": options.split_mode,
+    }
+
+
+def _asked_flash(options: LlamaOptions) -> bool | None:
+    return None if options.flash_attention_type < 0 else options.flash_attention_type == 1
+
+
+def _fingerprint(
+    file: ModelFile, options: LlamaOptions, adapters: Adapters, context_tokens: int, library: str
+) -> str:
     digest = hashlib.sha256(file.first_bytes)
-    # Threads only divide the work, they don't change what is computed; all that may change it is here.
+    # All that may change what is computed. Not slots, which have memory of their own. Not threads: they divide the
+    # work, and only flash attention over a long cache, which is never reproducible, rounds differently for it.
     changing = (
         library, file.stamps, context_tokens, options.batch_tokens, options.ubatch, options.n_gpu_layers,
         options.main_gpu, options.tensor_split, options.split_mode, options.flash_attention_type,
         options.kv_type_k, options.kv_type_v, options.rope_freq_base, options.rope_freq_scale,
-        options.swa_full, options.reproducible, options.chat_template,
+        options.swa_full, options.reproducible, options.chat_template, adapters.marks,
     )  # fmt: skip
     digest.update(repr(changing).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]

@@ -11,7 +11,7 @@ kernel gives memory for it only when that happens, so that a small model with a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infervisor.worker.engine import LoadRefused
 from infervisor.worker.engines.llama.gguf_header import GgufHeader
@@ -56,17 +56,24 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class FittedContext:
-    """The context to ask for. reduced_from: what was wanted, if it had to be made smaller."""
+    """The context of one slot, and the slots, to ask for.
+
+    reduced_from, slots_reduced_from: what was wanted, if it had to be made smaller.
+    """
 
     tokens: int
+    slots: int
     estimate: MemoryEstimate
     reduced_from: int | None = None
+    slots_reduced_from: int | None = None
 
     def to_facts(self) -> dict[str, object]:
         """Return plain values for `ready`."""
         facts: dict[str, object] = {"memory_estimate_bytes": self.estimate.to_facts()}
         if self.reduced_from is not None:
             facts["context_reduced_from"] = self.reduced_from
+        if self.slots_reduced_from is not None:
+            facts["slots_reduced_from"] = self.slots_reduced_from
         return facts
 
 
@@ -110,7 +117,7 @@ def kv_cache_bytes(header: GgufHeader, options: LlamaOptions, context_tokens: in
         narrow = min(dense, cells(window + _batch(options, dense)))
     sliding = _sliding_layers(header, len(heads)) if narrow < dense else [False] * len(heads)
     cell_count = sum(n * (narrow if slides else dense) for n, slides in zip(heads, sliding, strict=True))
-    return int(cell_count * cell_bytes * options.slots)
+    return int(cell_count * cell_bytes * options.slot_count)
 
 
 def _sliding_layers(header: GgufHeader, layers: int) -> list[bool]:
@@ -132,8 +139,8 @@ def _head_tokens(header: GgufHeader) -> tuple[int, int]:
 
 def _batch(options: LlamaOptions, dense: int) -> int:
     """Return the tokens of the largest micro-batch, which carries equally many of every slot."""
-    tokens = min(options.ubatch, max(options.batch_tokens, options.slots), dense * options.slots)
-    return -(-tokens // options.slots) * options.slots
+    tokens = min(options.ubatch, max(options.batch_tokens, options.slot_count), dense * options.slot_count)
+    return -(-tokens // options.slot_count) * options.slot_count
 
 
 def compute_bytes(header: GgufHeader, options: LlamaOptions, context_tokens: int) -> int:
@@ -159,30 +166,36 @@ def compute_bytes(header: GgufHeader, options: LlamaOptions, context_tokens: int
     embedding = header.tensors.get("token_embd.weight")
     logits = embedding.shape[-1] if embedding is not None and embedding.shape else 0
     floats = max(mask + attention, mask + forward, logits + 2 * width)
-    return FLOAT_BYTES * (_batch(options, dense) * floats + options.slots * logits)
+    return FLOAT_BYTES * (_batch(options, dense) * floats + options.slot_count * logits)
 
 
 def fit_context(
     header: GgufHeader, file_bytes: int, options: LlamaOptions, wanted_tokens: int, free: FreeMemory | None
 ) -> FittedContext:
-    """Return the context to load with, given what is free (None: not looked at).
+    """Return the context and the slots to load with, given what is free (None: not looked at).
 
-    Raises `LoadRefused` with code out_of_memory if it doesn't fit and `options.fit_context` is off or couldn't
-    help; that is permanent if it wouldn't fit into all memory either. Layers on a device have memory of their
+    file_bytes: of the model and its adapters. Slots that weren't asked for give way first, down to one, then the
+    context if `options.fit_context` allows it. Raises `LoadRefused` with code out_of_memory if it doesn't fit all
+    the same; that is permanent if it wouldn't fit into all memory either. Layers on a device have memory of their
     own, so nothing is refused then.
     """
-
-    def needed(tokens: int) -> MemoryEstimate:
-        return estimate(header, file_bytes, options, tokens)
-
-    wanted = needed(wanted_tokens)
+    wanted = estimate(header, file_bytes, options, wanted_tokens)
     if free is None or options.n_gpu_layers != 0 or wanted.total <= free.total:
-        return FittedContext(wanted_tokens, wanted)
+        return FittedContext(wanted_tokens, options.slot_count, wanted)
+    asked = options.slot_count
+    for slots in range(asked - 1, 0, -1) if options.slots is None else ():
+        options = replace(options, slots=slots)
+        wanted = estimate(header, file_bytes, options, wanted_tokens)
+        if wanted.total <= free.total:
+            return FittedContext(wanted_tokens, slots, wanted, slots_reduced_from=asked)
+    slots = options.slot_count
     fitting = _largest_context(header, file_bytes, options, wanted_tokens, free)
     if fitting is not None and options.fit_context:
-        return FittedContext(fitting, needed(fitting), wanted_tokens)
+        smaller = estimate(header, file_bytes, options, fitting)
+        fewer = asked if slots < asked else None
+        return FittedContext(fitting, slots, smaller, wanted_tokens, fewer)
     raise LoadRefused(
-        f"this model with a context of {wanted_tokens} tokens in {options.slots} slot(s) needs about "
+        f"this model with a context of {wanted_tokens} tokens in {slots} slot(s) needs about "
         f"{_gb(wanted.total)} of memory (weights {_gb(wanted.weights)}, KV cache {_gb(wanted.kv)}, compute "
         f"buffers {_gb(wanted.compute)}), and {free.whose} has {_gb(free.total)} free of {_gb(free.of_all)}: "
         + _advice(options, wanted, fitting, free),
@@ -213,7 +226,7 @@ def _advice(options: LlamaOptions, wanted: MemoryEstimate, fitting: int | None, 
         ways.append(f"n_ctx={fitting} would fit (fit_context=true chooses it)")
     if wanted.weights > free.total:
         ways.append("use a smaller model or quantisation")
-    if options.slots > 1:
+    if options.slot_count > 1:
         ways.append("lower slots")
     if wanted.kv > wanted.compute and options.kv_type_k == "f16" and not options.reproducible:
         ways.append("use kv_type_k='q8_0' and kv_type_v='q8_0'")

@@ -7,9 +7,10 @@ because some of them abort the process (a thread count of 100,000, for one).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from infervisor.worker.engine import LoadRefused
 
@@ -30,7 +31,18 @@ DEFAULT_CONTEXT_TOKENS = 4096
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS: beyond it the native library crashes."""
 MAX_SLOTS = 64
+DEFAULT_SLOTS = 4
+MAX_ADAPTERS = 16
+MAX_SCALE = 1000
 REPRODUCIBLE_SLICE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter to load. path: of its GGUF, with `~` expanded. scale: how strongly it counts; 0 is not at all."""
+
+    path: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +52,14 @@ class LlamaOptions:
     n_ctx: context of one sequence in tokens; None is the model's own but at most 4096, 0 the model's own.
     fit_context: when memory is short, load with the largest context that fits instead of refusing.
     check_memory: look before loading whether it fits. threads, threads_batch: for decoding and for prefill;
-    None is the physical cores that this process may use. batch_tokens: most tokens of one prefill call;
-    ubatch: most tokens of one micro-batch.
+    None is this worker's share of the physical cores, and fewer while other processes take them; threads_batch
+    follows threads. batch_tokens: most tokens of one prefill call; ubatch: most tokens of one micro-batch.
     n_gpu_layers: −1 is all. main_gpu, tensor_split, split_mode: as in llama.cpp. use_mmap, use_mlock.
     flash_attention: "auto", true or false. kv_type_k, kv_type_v: element types of the KV cache.
     rope_freq_base, rope_freq_scale: 0 is the model's own. swa_full: keep the whole cache for
-    sliding-window layers, without which an interrupted step can cost a prefill. slots: sequences at once.
+    sliding-window layers, without which an interrupted step can cost a prefill. slots: sequences at once;
+    None is 4, or fewer where memory is short. prefix_reuse: what a request has in memory stays there, for one
+    that begins alike. lora: adapters, each a path or {"path", "scale"}; one or a list.
     reproducible: the same text whatever else runs, at some cost in speed. chat_template: used instead of
     the model's.
     """
@@ -69,7 +83,9 @@ class LlamaOptions:
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
     swa_full: bool = True
-    slots: int = 1
+    slots: int | None = None
+    prefix_reuse: bool = True
+    lora: tuple[Lora, ...] = ()
     reproducible: bool = False
     chat_template: str | None = None
 
@@ -98,6 +114,11 @@ class LlamaOptions:
                 "bad_option",
             )
         return built
+
+    @property
+    def slot_count(self) -> int:
+        """Slots as asked for, or the default."""
+        return DEFAULT_SLOTS if self.slots is None else self.slots
 
     @property
     def flash_attention_type(self) -> int:
@@ -183,6 +204,39 @@ def _text(name: str, value: object) -> str | None:
     return value
 
 
+def _adapters(name: str, value: object) -> tuple[Lora, ...]:
+    if value is None:
+        return ()
+    given: list[object] = (
+        list(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else [value]
+    )
+    if len(given) > MAX_ADAPTERS:
+        raise LoadRefused(f"{name} must be at most {MAX_ADAPTERS} adapters, not {len(given)}", "bad_option")
+    adapters = tuple(_adapter(name, one) for one in given)
+    paths = [adapter.path for adapter in adapters]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise LoadRefused(
+                f"{name} must be different adapters, and {path:.200} is given twice", "bad_option"
+            )
+    return adapters
+
+
+def _adapter(name: str, value: object) -> Lora:
+    if isinstance(value, Lora):
+        return value
+    entry: Mapping[object, object] = {"path": value}
+    if isinstance(value, Mapping):
+        entry = cast("Mapping[object, object]", value)
+    path, scale = entry.get("path"), entry.get("scale", 1.0)
+    if not isinstance(path, str) or not path or not entry.keys() <= {"path", "scale"}:
+        raise _bad(name, value, 'a path, {"path": …, "scale": …} or a list of these')
+    # Beyond it the product is no finite number, and neither is any logit.
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= MAX_SCALE:
+        raise _bad(name, value, f"adapters with a scale from -{MAX_SCALE} to {MAX_SCALE}")
+    return Lora(os.path.expanduser(path), float(scale))
+
+
 _CHECKS: Mapping[str, Check] = {
     "n_ctx": _context,
     "fit_context": _flag,
@@ -203,7 +257,9 @@ _CHECKS: Mapping[str, Check] = {
     "rope_freq_base": _number,
     "rope_freq_scale": _number,
     "swa_full": _flag,
-    "slots": _whole(1, MAX_SLOTS),
+    "slots": _whole(1, MAX_SLOTS, optional=True),
+    "prefix_reuse": _flag,
+    "lora": _adapters,
     "reproducible": _flag,
     "chat_template": _text,
 }

@@ -1,9 +1,9 @@
 """Render a model's chat template: code from a model file, run in a sandbox, about text from a stranger.
 
-Owns compiling (once, at load), the sandbox, and what a template gets to see. A bad template never fails the
-load: it fails the chat requests that need it, and raw prompts go on working. Endless loops are ended by the
-work loop, which renders inside its `stoppable` region; the sandbox here only cuts off single operations that
-would hold the interpreter for minutes, and output that never ends.
+Owns compiling, jinja's sandbox, and what a template gets to see. A bad template never fails the load: it fails
+the chat requests that need it, and raw prompts go on working. Runs in the sandbox process and its children, whose
+limits end what never ends; what is cut off here are the common single operations that would hold the
+interpreter, because then the error can say which.
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ from infervisor.worker.engines.llama.literal_text import ControlTexts, Literals
 MAX_RENDERED_CHARACTERS = 64 << 20
 MAX_OPERAND_LENGTH = 1 << 20
 MAX_NUMBER_BITS = 4096
+NO_TEMPLATE = (
+    "this model has no chat template: pass the text as prompt= instead of messages=, "
+    "or load it with the option chat_template="
+)
 _WIDE_FIELD = re.compile(r"%[^%a-zA-Z]*\d{5}")
 
 
 class _Refused(Exception):
     """The template called raise_exception: it doesn't take these messages."""
+
+
+class JsonObject(dict[Any, Any]):
+    """Arguments of a call: a mapping, as most templates want them, that prints as JSON, as others expect."""
+
+    def __str__(self) -> str:
+        return _tojson(self)
 
 
 class ChatTemplate:
@@ -38,39 +49,48 @@ class ChatTemplate:
         self._template: Any = None
         self.error: str | None = None
         if source is None:
-            self.error = (
-                "this model has no chat template: pass the text as prompt= instead of messages=, "
-                "or load it with the option chat_template="
-            )
+            self.error = NO_TEMPLATE
             return
         try:
             self._template = _environment().from_string(source)
         except Exception as error:
             # Whatever compiling a stranger's template raises (syntax, recursion, memory) is its fault.
-            self.error = (
-                f"{origin} can't be compiled ({_told(error)}): pass the text as prompt= instead of "
-                "messages=, or load the model with another chat_template="
-            )
+            self.give_up(_told(error))
+
+    def give_up(self, why: str) -> None:
+        """Make it unusable, for a reason that compiling it has shown."""
+        self._template = None
+        self.error = (
+            f"{self.origin} can't be compiled ({why}): pass the text as prompt= instead of "
+            "messages=, or load the model with another chat_template="
+        )
 
     @property
     def usable(self) -> bool:
         """Whether messages can be rendered."""
         return self._template is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], clock_s: float | None) -> tuple[str, Literals]:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        clock_s: float | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> tuple[str, Literals]:
         """Return the prompt with markers in it, and what they stand for.
 
-        clock_s: the time that the template may show, in seconds since the epoch. Raises `InvalidRequest` if
-        there is no usable template, the messages are malformed, or the template refuses or fails. Leaves
-        nothing behind when an asynchronous exception ends it.
+        clock_s: the time that the template may show, in seconds since the epoch. tools: what it may offer to the
+        model; none and an empty list are the same to it. Raises `InvalidRequest` if there is no usable
+        template, the messages are malformed, or the template refuses or fails.
         """
         if self._template is None:
             raise InvalidRequest(self.error or "", "messages")
         literals = Literals(self.control)
         context: dict[str, Any] = {
             "messages": literals.protect(_checked(messages)),
-            "add_generation_prompt": True,
-            "tools": None,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": literals.protect(list(tools), "tools") if tools else None,
             "documents": None,
             "raise_exception": _raise_exception,
             **self._special,
@@ -189,6 +209,8 @@ def _clock(clock_s: float) -> Any:
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs more memory than it may have"
     text = str(error) or "no more is known"
     line = getattr(error, "lineno", None)
     where = f" at line {line}" if isinstance(line, int) else ""
@@ -216,7 +238,27 @@ def _checked_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
             f"messages[{index}].content must be a string or a list of text parts, not {content!r:.60}",
             "messages",
         )
-    return {**message, "content": content}
+    checked = {**message, "content": content}
+    calls = message.get("tool_calls")
+    if isinstance(calls, (list, tuple)):
+        checked["tool_calls"] = [_with_readable_arguments(call) for call in calls]
+    return checked
+
+
+def _with_readable_arguments(call: Any) -> Any:
+    """Return the call with arguments that are the text of a JSON object, as OpenAI has them, as that object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call  # what isn't JSON is the text that the model wrote; the template may still take it
+    if not isinstance(arguments, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": JsonObject(arguments)}}
 
 
 def _part_text(index: int, part: object) -> str:

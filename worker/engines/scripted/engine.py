@@ -6,6 +6,7 @@ Text depends on index, seed and prompt, never on timing. Faults come from `fault
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import struct
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
 from infervisor.protocol.messages import Submit
+from infervisor.protocol.output import Output
 from infervisor.worker.engine import (
     AbortGranularity,
     ModelFacts,
@@ -26,7 +28,6 @@ from infervisor.worker.engine import (
     Outcome,
     Prefilled,
     Sampled,
-    Stoppable,
 )
 from infervisor.worker.engines.scripted.faults import KINDS, Fault, Situation
 from infervisor.worker.engines.scripted.options import ScriptedOptions
@@ -64,6 +65,7 @@ class ScriptedEngine:
         self._scripts: dict[int, Script] = {}
         self._interrupted = threading.Event()
         self._situation = Situation(FaultHooks(NO_FRAMES))
+        self._prepared = itertools.count()
         self._opened = 0
         self._released = 0
 
@@ -97,14 +99,23 @@ class ScriptedEngine:
             has_chat_template=True,
             slots=chosen.slots,
             abort=chosen.abort,
+            largest_slice_tokens=chosen.context_tokens,
             extra={"model": model},
         )
 
-    def open(self, slot: int, submit: Submit, stoppable: Stoppable) -> Opened:
-        """Take a request. A chat's prompt is the texts of its messages, one a line."""
+    def prepare(self, submit: Submit) -> str:
+        """Return the prompt. A chat's is the texts of its messages, one a line."""
+        _refuse_what_needs_a_model(submit)
         prompt = submit.prompt
         if prompt is None:
             prompt = "\n".join(_content(message) for message in submit.messages or ())
+        self._misbehave("prepare", next(self._prepared), prompt=prompt)
+        time.sleep(self._options.open_s)
+        return prompt
+
+    def open(self, slots: Sequence[int], submit: Submit, prepared: str) -> Opened:
+        """Take a request into the first of `slots`."""
+        prompt = prepared
         words = re.findall(r"\s*\S+", prompt)
         prompt_tokens = max(1, len(words))
         context = self._options.context_tokens
@@ -125,12 +136,9 @@ class ScriptedEngine:
         )
         self._misbehave("open", self._opened, script)
         self._opened += 1
-        if self._options.open_s:
-            until = time.monotonic() + self._options.open_s
-            stoppable(lambda: _spin(until))
-        self._scripts[slot] = script
+        self._scripts[slots[0]] = script
         delivered = [self._piece(script, index) or b"" for index in range(script.index)]
-        return Opened(prompt_tokens, delivered_data=delivered)
+        return Opened(slots[0], prompt_tokens, delivered_data=delivered)
 
     def step(self, slots: Sequence[int], most: Sequence[int] = ()) -> Sequence[Outcome] | None:
         """Read a slice of each unread prompt, then compute the next tokens of each other sequence."""
@@ -141,8 +149,11 @@ class ScriptedEngine:
             self._misbehave(phase, count, script)
         prefilling = [script for script in scripts if script.reading]
         done = {id(script): script.read_tokens for script in prefilling}
-        for script in prefilling:
-            tokens, seconds = self._slice(script)
+        allowed = dict(zip(slots, most, strict=False))
+        for slot, script in zip(slots, scripts, strict=True):
+            if not script.reading:
+                continue
+            tokens, seconds = self._slice(script, allowed.get(slot))
             if not self._spend(seconds):
                 return None
             done[id(script)] += tokens
@@ -256,13 +267,14 @@ class ScriptedEngine:
 
     # --- how long it takes -------------------------------------------------------------------------
 
-    def _slice(self, script: Script) -> tuple[int, float]:
-        """Return how many prompt tokens the next slice reads, and in how many seconds."""
+    def _slice(self, script: Script, most: int | None) -> tuple[int, float]:
+        """Return how many prompt tokens the next slice reads, at most `most`, and in how many seconds."""
         options = self._options
         rate = options.prefill_tokens_per_s
         if rate is None and options.prefill_s:
             rate = script.prompt_tokens / options.prefill_s
         left = max(0, script.prompt_tokens - script.read_tokens)
+        left = left if most is None else min(left, most)
         if rate is None:
             return left, 0.0
         tokens = min(left, max(1, int(rate * options.slice_s)))
@@ -278,14 +290,17 @@ class ScriptedEngine:
 
     # --- how it fails ------------------------------------------------------------------------------
 
-    def _misbehave(self, phase: str, count: int, script: Script | None = None) -> None:
+    def _misbehave(
+        self, phase: str, count: int, script: Script | None = None, prompt: str | None = None
+    ) -> None:
+        about = prompt if script is None else script.prompt
         for fault in self._options.faults:
             if fault.at != phase or count < fault.after:
                 continue
+            if about is not None and fault.prompt_contains is not None and fault.prompt_contains not in about:
+                continue
             if script is not None:
                 if fault in script.fired:
-                    continue
-                if fault.prompt_contains is not None and fault.prompt_contains not in script.prompt:
                     continue
                 script.fired.add(fault)
                 self._situation.attempt_id = script.submit.id
@@ -296,9 +311,19 @@ class ScriptedEngine:
                 KINDS[fault.kind](fault, self._situation)
 
 
-def _spin(until: float) -> None:
-    while time.monotonic() < until:
-        time.sleep(0.001)
+def _refuse_what_needs_a_model(submit: Submit) -> None:
+    output = Output.from_wire(submit.output)
+    for name, is_asked in (
+        ("texts", submit.texts is not None),
+        ("logprobs", output.logprobs),
+        ("grammar", output.grammar is not None),
+        ("json_schema", output.json_schema is not None),
+        ("tool_choice", output.must_call),
+    ):
+        if is_asked:
+            raise InvalidRequest(
+                f"the scripted engine has no model behind it, so {name} has no meaning", name
+            )
 
 
 def _content(message: Mapping[str, Any]) -> str:

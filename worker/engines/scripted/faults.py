@@ -1,7 +1,7 @@
 """All misbehaviour of a worker, in one file: what can go wrong, where, and how to make it happen.
 
-A fault is a mapping in the option `faults`: {"at": phase, "after": n, "kind": name, …}. Runs in the work
-loop's thread, in the middle of the engine's call, as the real thing would.
+A fault is a mapping in the option `faults`: {"at": phase, "after": n, "kind": name, …}. Runs in the middle of the
+engine's call, as the real thing would: in the work loop's thread, or in the one that prepares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infervisor.protocol.messages import Tokens
 from infervisor.worker.engine import LoadRefused
 from infervisor.worker.fault_hooks import FaultHooks
 
-PHASES = ("import", "load", "warm_up", "open", "prefill", "decode", "release")
+PHASES = ("import", "load", "warm_up", "prepare", "open", "prefill", "decode", "release")
 THEN = ("go_on", "stall", "exit")
 UNKNOWN_ID = (1 << 63) + 7
 ROOM_BYTES = 1 << 26
@@ -37,7 +37,7 @@ class Fault:
     """One planned fault.
 
     at: the phase. after: in decode, tokens of the request computed before; in prefill, prompt tokens read
-    before; in open and release, requests opened or released before; in load, load steps done before.
+    before; in prepare, open and release, requests of which that was done before; in load, load steps done before.
     kind: a name of `KINDS`. prompt_contains: only for requests whose prompt holds this. once_file: only if
     this file doesn't exist yet; it is created, so that the next worker is healthy. armed_file: only if this file
     exists; it is removed, so that somebody outside plans each time anew.

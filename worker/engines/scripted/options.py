@@ -29,7 +29,7 @@ class ScriptedOptions:
     pace_s: time of each decoding step. step_tokens: tokens that a sequence gets in one step, as from an engine with
     drafts; one where faults are planned. prefill_s: time for a whole prompt; or prefill_tokens_per_s. A prompt
     takes as many tokens as it has words, at least one, and is read in slices of slice_s. open_s: time spent
-    in Python code while opening, as a slow template would. load_s: time to load, in load_steps.
+    while preparing, as a slow template would need. load_s: time to load, in load_steps.
     abort: "node" (waits end at once), "micro_batch" or "none" (waits run to their end).
     """
 
