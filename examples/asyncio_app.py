@@ -50,7 +50,7 @@ async def main() -> None:
         model = default_model()
     deadlines = Deadlines(first_token_s=30, stall_s=30, total_s=120)
     async with Supervisor(model, engine=arguments.engine, deadlines=deadlines) as supervisor:
-        # Requests that come at once wait in the queue for their turn.
+        # Requests that come at once are served side by side; those beyond the worker's slots wait in the queue.
         async with asyncio.TaskGroup() as tasks:
             for question in QUESTIONS:
                 tasks.create_task(ask(supervisor, question))

@@ -4,7 +4,8 @@
  *     Supervisor(engine="parrot", python="./parrot", options={"step_ms": 50})
  *
  * Its engine is a parrot: it says the prompt back, a word a token, and computes each for step_ms milliseconds. Then it
- * ends by itself (stop), or begins anew with ignore_eos. One slot. For Linux.
+ * ends by itself (stop), or begins anew with ignore_eos. It can count the words of a prompt, and knows nothing of
+ * probabilities, grammars and vectors. One slot. For Linux.
  *
  * Threads: main is the work loop and alone writes frames; control reads messages; urgent waits for SIGUSR1.
  */
@@ -116,6 +117,9 @@ static void skip(Reader *r, int depth) {
     switch (type) {
     case 0xd0: bytes_of(r, 1); return; /* int 8, 16, 32, 64 */
     case 0xd1: bytes_of(r, 2); return;
+    case 0xc4: bytes_of(r, big_endian(r, 1)); return; /* bin 8, 16, 32 */
+    case 0xc5: bytes_of(r, big_endian(r, 2)); return;
+    case 0xc6: bytes_of(r, big_endian(r, 4)); return;
     case 0xd2: case 0xca: bytes_of(r, 4); return; /* float 32 */
     case 0xd3: case 0xcb: bytes_of(r, 8); return; /* float 64 */
     }
@@ -197,6 +201,8 @@ static Attempt attempt;
 static bool has_attempt, load_came, loaded, draining, stopping;
 static char load_refusal[200];
 static uint64_t step_ms;
+typedef struct Query { struct Query *next; uint64_t id, words; const char *refused; } Query;
+static Query *asked, **asked_end = &asked; /* what main has to answer */
 static struct { uint64_t id, noticed_ns; } early[EARLY]; /* cancels of ids that aren't here: early, or late */
 static size_t early_next;
 
@@ -230,7 +236,7 @@ static void take_load(Reader *r) {
         snprintf(load_refusal, sizeof load_refusal, "the option %.*s is unknown or wrong; known is step_ms, a whole "
                  "number", shown, name.bytes);
     }
-    skip(r, 0); /* snapshot_share: a parrot has nothing to keep */
+    for (int i = 0; i < 3; i++) skip(r, 0); /* snapshot_share, step_budget_s, workers: nothing to keep, read or share */
     must(!load_came, "second load");
     load_came = true;
 }
@@ -276,27 +282,54 @@ static void take_sampling(Reader *r) {
     }
 }
 
-static void take_submit(Reader *r, uint8_t *payload) {
-    uint64_t id, messages = 0, entries, ignored;
-    bool special, has_prompt;
+/* What is asked of the answer beside its text: only what isn't a default is told. */
+static void take_output(Reader *r) {
+    uint64_t entries;
+    Text name, choice;
+    must(map(r, &entries), "submit.output");
+    while (entries--) {
+        must(text(r, &name), "submit.output");
+        if (is(name, "tool_choice") && text(r, &choice)) {
+            if (!is(choice, "none") && !is(choice, "auto")) refuse("tool_choice", "a parrot calls nobody");
+            continue;
+        }
+        skip(r, 1);
+        if (is(name, "logprobs") || is(name, "top_logprobs")) refuse("logprobs", "a parrot is always sure");
+        else if (is(name, "grammar")) refuse("grammar", "a parrot follows no grammar");
+        else if (is(name, "json_schema")) refuse("json_schema", "a parrot follows no schema");
+        else refuse(NULL, "an option of the output is unknown or wrong");
+    }
+}
+
+/* The text of the last message: that's what a parrot hears. wrong: set if there is one that isn't text. */
+static Text last_content(Reader *r, uint64_t messages, const char *field, bool *wrong) {
+    uint64_t entries;
     Text name, value = {"", 0};
+    while (messages--) {
+        must(map(r, &entries), field);
+        while (entries--) {
+            must(text(r, &name), field);
+            if (!is(name, "content")) skip(r, 2);
+            else if (!text(r, &value)) skip(r, 2), *wrong = true;
+        }
+    }
+    return value;
+}
+
+static void take_submit(Reader *r, uint8_t *payload) {
+    uint64_t id, messages = 0, ignored;
+    bool special, has_prompt, wrong = false;
     must(whole(r, &id), "submit.id");
     must(!has_attempt, "submit: the id is here already, or the slot is taken");
     attempt = (Attempt){.id = id, .payload = payload};
     if ((has_prompt = !nil(r))) must(text(r, &attempt.prompt), "submit.prompt");
     if (!nil(r)) {
         must(array(r, &messages), "submit.messages");
-        if (has_prompt || !messages) refuse("prompt", "exactly one of prompt and messages must be given");
-        while (messages--) {
-            must(map(r, &entries), "submit.messages");
-            while (entries--) {
-                must(text(r, &name), "submit.messages");
-                if (!is(name, "content")) skip(r, 2);
-                else if (!text(r, &value)) skip(r, 2), refuse("messages", "content must be text");
-            }
-        }
-        attempt.prompt = value; /* the last message's */
-    } else if (!has_prompt) refuse("prompt", "exactly one of prompt and messages must be given");
+        if (has_prompt || !messages) refuse("prompt", "exactly one of prompt, messages and texts must be given");
+        attempt.prompt = last_content(r, messages, "submit.messages", &wrong);
+        if (wrong) refuse("messages", "content must be text");
+        has_prompt = true;
+    }
     take_sampling(r);
     must(whole(r, &ignored), "submit.seed");
     skip(r, 0); /* template_clock_s: a parrot has no template */
@@ -306,10 +339,49 @@ static void take_submit(Reader *r, uint8_t *payload) {
     must(array(r, &attempt.delivered), "submit.delivered");
     for (uint64_t i = 0; i < attempt.delivered; i++) must(whole(r, &ignored), "submit.delivered");
     skip(r, 0); /* snapshot: a parrot has nothing to keep */
+    if (!nil(r)) skip(r, 0), refuse("texts", "a parrot has no vectors");
+    else if (!has_prompt) refuse("prompt", "exactly one of prompt, messages and texts must be given");
+    take_output(r);
+    skip(r, 0); /* tools: a parrot has no template that could show them */
+    skip(r, 0); /* priority: there is one slot, and nothing to share */
     if (attempt.limit < attempt.delivered) attempt.limit = attempt.delivered;
     for (size_t i = 0; i < EARLY; i++)
         if (early[i].noticed_ns && early[i].id == id) attempt.noticed_ns = early[i].noticed_ns, early[i].noticed_ns = 0;
     has_attempt = true;
+}
+
+/* The words of a text, each with the white space behind it: together they are the text. Into words, or only counted. */
+static uint64_t words_of(Text from, Text *words, uint64_t most) {
+    uint64_t count = 0;
+    for (size_t at = 0; at < from.size && count < most; count++) {
+        size_t start = at;
+        while (at < from.size && !strchr(" \n\t", from.bytes[at])) at++;
+        while (at < from.size && strchr(" \n\t", from.bytes[at])) at++;
+        if (words) words[count] = (Text){from.bytes + start, at - start};
+    }
+    return count;
+}
+
+/* A question about text. It is only read here: main alone writes frames. */
+static void take_query(Reader *r) {
+    uint64_t entries, messages;
+    Text kind, name, prompt = {"", 0};
+    bool wrong = false;
+    Query *query = need(calloc(1, sizeof *query));
+    must(whole(r, &query->id) && text(r, &kind) && map(r, &entries), "query");
+    while (entries--) {
+        must(text(r, &name), "query.arguments");
+        if (is(name, "prompt") && text(r, &prompt)) continue;
+        if (is(name, "messages") && array(r, &messages)) {
+            prompt = last_content(r, messages, "query.arguments", &wrong);
+            continue;
+        }
+        skip(r, 1);
+    }
+    query->words = words_of(prompt, NULL, UINT64_MAX);
+    if (!is(kind, "count")) query->refused = "a parrot has no vocabulary: it can only count";
+    *asked_end = query;
+    asked_end = &query->next;
 }
 
 /* Returns whether the payload is kept. */
@@ -319,9 +391,10 @@ static bool take_message(uint8_t *payload, size_t size) {
     Text name;
     must(array(r, &entries) && entries && text(r, &name), "frame: no array that begins with a name");
     bool is_load = is(name, "load"), is_submit = is(name, "submit"), is_credit = is(name, "credit"),
-         is_cancel = is(name, "cancel"), is_drain = is(name, "drain"), is_shutdown = is(name, "shutdown");
-    must(is_load || is_submit || is_credit || is_cancel || is_drain || is_shutdown, "message");
-    must(entries - 1 == (is_load ? 4 : is_submit ? 11 : is_credit ? 2 : is_cancel), "number of fields");
+         is_cancel = is(name, "cancel"), is_query = is(name, "query"), is_drain = is(name, "drain"),
+         is_shutdown = is(name, "shutdown");
+    must(is_load || is_submit || is_credit || is_cancel || is_query || is_drain || is_shutdown, "message");
+    must(entries - 1 == (is_load ? 6 : is_submit ? 15 : is_query ? 3 : is_credit ? 2 : is_cancel), "number of fields");
     must(load_came || is_load || is_cancel || is_shutdown, "message before load");
     if (is_cancel) {
         must(whole(r, &id), "cancel.id");
@@ -330,6 +403,7 @@ static bool take_message(uint8_t *payload, size_t size) {
     pthread_mutex_lock(&lock);
     if (is_load) take_load(r);
     if (is_submit) take_submit(r, payload);
+    if (is_query) take_query(r);
     if (is_credit) {
         must(whole(r, &id) && whole(r, &limit), "credit");
         if (has_attempt && attempt.id == id && attempt.limit < limit) attempt.limit = limit;
@@ -421,25 +495,33 @@ static size_t shown_of(Text word, bool *stopped) {
     return held_size - longest;
 }
 
-/* The words of the prompt, each with the white space behind it: together they are the prompt. */
-static uint64_t words_of(Text prompt, Text *words) {
-    uint64_t count = 0;
-    for (size_t at = 0; at < prompt.size;) {
-        size_t start = at;
-        while (at < prompt.size && !strchr(" \n\t", prompt.bytes[at])) at++;
-        while (at < prompt.size && strchr(" \n\t", prompt.bytes[at])) at++;
-        if (count == CONTEXT) return count; /* too many: it is refused */
-        if (at - start >= MAX_WORD_BYTES) refuse("prompt", "a word of the prompt is too long for a frame");
-        words[count++] = (Text){prompt.bytes + start, at - start};
+/* Wait for a change, at most until then; or answer what was asked meanwhile. With the lock held. */
+static void wait_for_change(const struct timespec *until) {
+    Query *query = asked;
+    if (!query) {
+        if (until) pthread_cond_timedwait(&changed, &lock, until);
+        else pthread_cond_wait(&changed, &lock);
+        return;
     }
-    return count;
+    asked = query->next;
+    if (!asked) asked_end = &asked;
+    pthread_mutex_unlock(&lock);
+    begin("answered", 4);
+    put_whole(query->id);
+    if (query->refused) {
+        put_nil(), put_map(2);
+        put_text("code"), put_text("invalid_request"), put_text("message"), put_text(query->refused);
+    } else put_whole(query->words), put_nil();
+    send_frame();
+    free(query);
+    pthread_mutex_lock(&lock);
 }
 
 /* Compute for step_ms, or until cancelled. With the lock held. Returns whether the step was finished. */
 static bool step(void) {
     uint64_t start = now_ns(), until = start + step_ms * NS_PER_MS;
     struct timespec t = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
-    while (!attempt.noticed_ns && !stopping && now_ns() < until) pthread_cond_timedwait(&changed, &lock, &t);
+    while (!attempt.noticed_ns && !stopping && now_ns() < until) wait_for_change(&t);
     if (attempt.noticed_ns || stopping) return false;
     steps++;
     if (now_ns() - start > longest_ns) longest_ns = now_ns() - start;
@@ -450,7 +532,7 @@ static const char *answer(const Text *words, uint64_t count, uint64_t *index, ui
     for (;;) {
         pthread_mutex_lock(&lock);
         /* Without credit nothing is computed, not even the end. */
-        while (!attempt.noticed_ns && !stopping && *index >= attempt.limit) pthread_cond_wait(&changed, &lock);
+        while (asked || (!attempt.noticed_ns && !stopping && *index >= attempt.limit)) wait_for_change(NULL);
         bool finished = step();
         pthread_mutex_unlock(&lock);
         if (!finished) return "cancelled";
@@ -475,10 +557,12 @@ static const char *answer(const Text *words, uint64_t count, uint64_t *index, ui
 
 static void serve_attempt(void) {
     static Text words[CONTEXT];
-    uint64_t count = words_of(attempt.prompt, words), index = attempt.delivered, computed = 0;
+    uint64_t count = words_of(attempt.prompt, words, CONTEXT), index = attempt.delivered, computed = 0;
     const char *why = "invalid_request", *code = "invalid_request";
     held_size = 0;
     if (count >= CONTEXT) refuse("prompt", "the prompt doesn't fit into the context");
+    for (uint64_t i = 0; i < count; i++)
+        if (words[i].size >= MAX_WORD_BYTES) refuse("prompt", "a word of the prompt is too long for a frame");
     pthread_mutex_lock(&lock);
     bool cancelled = attempt.noticed_ns != 0;
     if (draining) why = "engine_error", code = "draining", attempt.refused = "the worker is draining";
@@ -596,12 +680,12 @@ int main(int count, char **arguments) {
     pthread_sigmask(SIG_SETMASK, &mine, NULL);
 
     begin("hello", 4);
-    put_whole(2), put_whole((uint64_t)getpid()), put_map(1), put_text("parrot"), put_text("1");
+    put_whole(3), put_whole((uint64_t)getpid()), put_map(1), put_text("parrot"), put_text("1");
     send_frame();
     load();
     for (;;) {
         pthread_mutex_lock(&lock);
-        while (!has_attempt && !stopping) pthread_cond_wait(&changed, &lock);
+        while (asked || (!has_attempt && !stopping)) wait_for_change(NULL);
         bool serve = has_attempt;
         pthread_mutex_unlock(&lock);
         if (!serve) leave(ASKED_FOR, NULL);

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from infervisor.protocol.endings import EndReason
-from infervisor.protocol.errors import RemoteProtocolError
+from infervisor.protocol.errors import FlowControlError, RemoteProtocolError
 from infervisor.protocol.machines.attempt import (
     ATTEMPT,
     AttemptPhase,
@@ -26,9 +26,10 @@ from infervisor.protocol.machines.attempt import (
     StopClock,
     TokensArrived,
 )
-from infervisor.protocol.messages import Credit, Ended, Released, Started, Tokens
+from infervisor.protocol.messages import Credit, Ended, Released, Started, Tokens, Vectors
 from infervisor.protocol.quoting import quoted
 from infervisor.protocol.timeline import NS_PER_S
+from infervisor.supervisor.embedding import read_vectors
 from infervisor.supervisor.report import ErrorInfo, Usage
 from infervisor.supervisor.request import Chunk, Request
 
@@ -95,6 +96,11 @@ class Attempt:
         self._submitted_ns = now
         self._paused_ns = now
         self._computed_before = len(request.delivered)
+        texts = request.input.texts
+        self._embeds = texts is not None
+        self._vectors = 0
+        """How many vectors this attempt has sent, and how many it was asked for."""
+        self._vectors_due = 0 if texts is None else len(texts) - len(request.vectors)
 
     def step(self, event: object, now: int) -> None:
         """Apply an event. Raises `RemoteProtocolError` if the worker may not do that now."""
@@ -131,6 +137,8 @@ class Attempt:
 
     def on_tokens(self, message: Tokens, now: int) -> None:
         """Tokens were computed."""
+        if self._embeds:
+            raise RemoteProtocolError(f"tokens for attempt {self.id}, which has texts to embed")
         request = self.request
         window = request.window
         count = len(message.tokens)
@@ -150,6 +158,32 @@ class Attempt:
         if silent:
             self._take(silent, now)
 
+    def on_vectors(self, message: Vectors, now: int) -> None:
+        """Texts were embedded. With the last vector all is there: it need not wait for being told of the end."""
+        if not self._embeds:
+            raise RemoteProtocolError(f"vectors for attempt {self.id}, which has nothing to embed")
+        request = self.request
+        vectors = read_vectors(message.vectors, len(request.vectors[0]) if request.vectors else None)
+        if message.index != self._vectors:
+            raise FlowControlError(f"vector {message.index} arrived where {self._vectors} was due")
+        self._vectors += len(vectors)
+        if self._vectors > self._vectors_due:
+            raise FlowControlError(f"vector {self._vectors - 1} arrived for {self._vectors_due} texts")
+        # Never paused: it owes either another vector or its end.
+        self.step(TokensArrived(credit_left=True), now)
+        if request.has_ended:
+            return
+        # Stamps alone: vectors aren't tokens, and have no rate that could be learned from.
+        request.timeline.receive_tokens(0, now, self._plausible(message.t_ns, now))
+        if request.resumes:
+            self._owner.attempt_went_on(request, now)
+        request.vectors.extend(vectors)
+        if request.suspicion.is_suspect:
+            self._acquit()
+        if self._vectors == self._vectors_due:
+            # Race "it dies between its last vector and its end": nothing is left that another one could do.
+            self._owner.attempt_finished(request, EndReason.STOP)
+
     @property
     def is_idle_suspect(self) -> bool:
         """Whether it is a suspect that computes nothing because its reader has taken nothing for a while.
@@ -167,12 +201,16 @@ class Attempt:
 
     def _acquit(self) -> None:
         request = self.request
-        request.suspicion = request.suspicion.progressed(len(request.delivered))
+        request.suspicion = request.suspicion.progressed(request.progress)
         if not request.suspicion.is_suspect:
             self._owner.attempt_acquitted(request)
 
     def on_ended(self, message: Ended, now: int) -> None:
         """The worker ended it."""
+        if self._embeds and self._vectors < self._vectors_due and _REASON_OF[message.why].is_natural:
+            raise RemoteProtocolError(
+                f"ended: {message.why}, with {self._vectors} vectors of {self._vectors_due} texts"
+            )
         self.step(EndArrived(), now)
         request = self.request
         try:
@@ -184,6 +222,9 @@ class Attempt:
             # What a worker takes over from the one before, it neither computed nor found in a cache of its own.
             computed = self._computed_before + usage.computed_tokens
             usage = replace(usage, computed_tokens=computed, cached_tokens=request.usage.cached_tokens)
+        if self._embeds:
+            # What its first worker had is the whole; a later one has only what is left. Nothing is sampled.
+            usage = Usage(prompt_tokens=request.usage.prompt_tokens)
         request.usage = usage
         if request.has_ended:
             return
@@ -246,7 +287,7 @@ class Attempt:
     @property
     def step_phase(self) -> str:
         """Which kind of step it waits for: prefill or decode."""
-        return "prefill" if self.state.phase in ("submitted", "prefill") else "decode"
+        return "prefill" if self._embeds or self.state.phase in ("submitted", "prefill") else "decode"
 
 
 def _error_info(message: Ended) -> ErrorInfo:

@@ -19,7 +19,8 @@ import anyio
 
 from infervisor.protocol.errors import UsageError
 from infervisor.supervisor import events
-from infervisor.supervisor.blocking_stream import BlockingStream
+from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStreams
+from infervisor.supervisor.embedding import Embeddings
 from infervisor.supervisor.loop_thread import LoopThread, check_may_block
 from infervisor.supervisor.request_input import ChatMessage
 from infervisor.supervisor.settings import (
@@ -73,6 +74,8 @@ class BlockingSupervisor:
         standby: int = 0,
         max_requests: int | None = None,
         memory: MemoryLimits | None = None,
+        slots: int | None = None,
+        step_budget_s: float | None = None,
     ) -> None:
         self._supervisor = Supervisor(
             model,
@@ -98,6 +101,8 @@ class BlockingSupervisor:
             standby=standby,
             max_requests=max_requests,
             memory=memory,
+            slots=slots,
+            step_budget_s=step_budget_s,
         )
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -183,6 +188,14 @@ class BlockingSupervisor:
         window: int | None = None,
         deadlines: Deadlines | None = None,
         on_crash: str | None = None,
+        priority: int = 0,
+        logprobs: bool = False,
+        top_logprobs: int = 0,
+        grammar: str | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> BlockingStream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
@@ -191,28 +204,48 @@ class BlockingSupervisor:
         messages: objects with role and content; their content is always literal text. max_tokens: at least 1;
         None is until the context is full. stop: up to 64 strings that end the answer and are not part of it.
         seed: 0 to 2**32 − 1; None draws one, which the report tells. window: tokens computed ahead of the
-        reader. on_crash: "resume" or "fail", for this request. sampling: the fields of
-        `protocol.generation.Sampling` (temperature, top_k, …).
+        reader. on_crash: "resume" or "fail", for this request. priority: −100 to 100; a level counts as 10 s of
+        waiting. sampling: the fields of `protocol.generation.Sampling` (temperature, top_k, …).
+
+        logprobs, top_logprobs: tell how probable each token was, and up to 20 others. The answer follows, if given:
+        grammar, a GBNF grammar; json_schema, a JSON schema as a mapping or text; or response_format, as OpenAI's.
+        tools: functions that the model may call, as OpenAI's, with messages only; tool_choice: "auto", "none",
+        "required", or a mapping that names one.
 
         Raises `InvalidRequest` naming the field. Nothing happens until the stream is entered or read.
         """
+        options = {
+            "max_tokens": max_tokens, "stop": stop, "seed": seed, "ignore_eos": ignore_eos, "special": special,
+            "window": window, "deadlines": deadlines, "on_crash": on_crash, "priority": priority,
+            "logprobs": logprobs, "top_logprobs": top_logprobs, "grammar": grammar, "json_schema": json_schema,
+            "response_format": response_format, "tools": tools, "tool_choice": tool_choice,
+        }  # fmt: skip
         loop = self._running()
 
         async def make() -> BlockingStream:
-            stream = self._supervisor.stream(
-                prompt,
-                messages=messages,
-                max_tokens=max_tokens,
-                stop=stop,
-                seed=seed,
-                ignore_eos=ignore_eos,
-                special=special,
-                window=window,
-                deadlines=deadlines,
-                on_crash=on_crash,
-                **sampling,
-            )
-            return BlockingStream(self, loop, stream)
+            made = self._supervisor.stream(prompt, messages=messages, **options, **sampling)  # type: ignore[arg-type]
+            return BlockingStream(self, loop, made)
+
+        return loop.run(make)
+
+    def streams(
+        self,
+        prompt: str | None = None,
+        *,
+        n: int,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Any,
+    ) -> BlockingStreams:
+        """Return n streams for the same prompt, at most as many as a worker has slots. Takes what `stream` takes.
+
+        They go to the same worker if it has room, which reads the prompt once. The first has the seed, the others
+        count it up.
+        """
+        loop = self._running()
+
+        async def make() -> BlockingStreams:
+            made = self._supervisor.streams(prompt, n=n, messages=messages, **options)
+            return BlockingStreams([BlockingStream(self, loop, stream) for stream in made])
 
         return loop.run(make)
 
@@ -225,6 +258,69 @@ class BlockingSupervisor:
         cancels the request.
         """
         make = partial(self._supervisor.generate, prompt, messages=messages, **options)
+        return self._running().run(make)
+
+    def answers(
+        self,
+        prompt: str | None = None,
+        *,
+        n: int,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Any,
+    ) -> list[Answer]:
+        """Return n whole answers to the same prompt: see `streams`. Raises what `generate` raises."""
+        make = partial(self._supervisor.answers, prompt, n=n, messages=messages, **options)
+        return self._running().run(make)
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        normalise: bool = True,
+        deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
+        priority: int = 0,
+    ) -> Embeddings:
+        """Return a vector for each text, in order: see `Supervisor.embed`."""
+        make = partial(
+            self._supervisor.embed,
+            texts,
+            normalise=normalise,
+            deadlines=deadlines,
+            on_crash=on_crash,
+            priority=priority,
+        )
+        return self._running().run(make)
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, special: bool = True, timeout_s: float = 30.0) -> list[int]:
+        """Return the tokens of a text and nothing but it: see `Supervisor.tokenize`."""
+        make = partial(self._supervisor.tokenize, text, special=special, timeout_s=timeout_s)
+        return self._running().run(make)
+
+    def detokenize(self, tokens: Sequence[int], *, timeout_s: float = 30.0) -> str:
+        """Return the text of tokens: see `Supervisor.detokenize`."""
+        return self._running().run(partial(self._supervisor.detokenize, tokens, timeout_s=timeout_s))
+
+    def count_tokens(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        special: bool = True,
+        timeout_s: float = 30.0,
+    ) -> int:
+        """Return how many tokens a request's prompt has: see `Supervisor.count_tokens`."""
+        make = partial(
+            self._supervisor.count_tokens,
+            prompt,
+            messages=messages,
+            tools=tools,
+            special=special,
+            timeout_s=timeout_s,
+        )
         return self._running().run(make)
 
     # --- looking at it ---------------------------------------------------------------------------

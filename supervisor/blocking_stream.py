@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,9 +22,11 @@ from infervisor.protocol.errors import UsageError
 from infervisor.supervisor.loop_thread import LoopClosed, LoopThread
 from infervisor.supervisor.report import Report
 from infervisor.supervisor.request import Chunk
-from infervisor.supervisor.stream import Stream
+from infervisor.supervisor.stream import Answer, Stream
+from infervisor.supervisor.streams import Streams
 
 if TYPE_CHECKING:
+    from infervisor.protocol.tool_calls import ToolCall
     from infervisor.supervisor.blocking import BlockingSupervisor
 
 T = TypeVar("T")
@@ -127,8 +129,9 @@ class BlockingStream:
         """Return the next of what had arrived when the supervisor was stopped. Its thread has ended."""
         self._loop.close()
         request, dispatcher = self._stream._request, self._stream._dispatcher
-        if request.has_chunk:
-            return dispatcher.take(request)
+        chunk = self._stream._next_now()
+        if chunk is not None:
+            return chunk
         if request.state.reason is None:
             raise LoopClosed("the supervisor is closed; make a new one")
         if request.state.reason.end_class in (EndClass.NATURAL, EndClass.CALLER):
@@ -156,6 +159,11 @@ class BlockingStream:
     async def _read_text(self) -> str:
         async with self._turn:
             return await self._stream.text()
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls in what was read so far. Waits for nothing."""
+        return self._stream.tool_calls
 
     # --- ending it -------------------------------------------------------------------------------
 
@@ -213,3 +221,54 @@ class BlockingStream:
         while self._asked:
             self._asked.popleft()()
         return await function(*arguments)
+
+
+class BlockingStreams:
+    """The answers to one prompt, for threads. Made by `BlockingSupervisor.streams`; see `Streams`.
+
+    Each may have a reader of its own. One that isn't read stands still once its window is full.
+    """
+
+    def __init__(self, streams: Sequence[BlockingStream]) -> None:
+        self._streams = tuple(streams)
+
+    def __repr__(self) -> str:
+        return f"<BlockingStreams {', '.join(repr(stream) for stream in self._streams)}>"
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[BlockingStream]:
+        return iter(self._streams)
+
+    def __getitem__(self, index: int) -> BlockingStream:
+        return self._streams[index]
+
+    def __enter__(self) -> BlockingStreams:
+        """Enter the queue with all of them. Raises what refuses one; then none is left there."""
+        try:
+            for stream in self._streams:
+                stream.__enter__()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel those that haven't ended, and wait until all are released, at most the ladder's graces."""
+        # All of them before the first wait: their ladders run side by side.
+        self.cancel()
+        for stream in self._streams:
+            stream.__exit__(None, None, None)
+
+    def cancel(self, reason: EndReason = EndReason.CANCELLED) -> None:
+        """Stop all of them now; returns at once. From any thread: see `BlockingStream.cancel`."""
+        for stream in self._streams:
+            stream.cancel(reason)
+
+    def answers(self) -> list[Answer]:
+        """Read all of them side by side and return the whole answers, in order: see `Streams.answers`."""
+        streams = Streams([stream._stream for stream in self._streams])
+        return self._streams[0]._run(streams.answers)

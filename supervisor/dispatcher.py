@@ -9,19 +9,26 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from infervisor.protocol.codec import MAX_TO_WORKER_BYTES
 from infervisor.protocol.deadlines import TIMEOUT_OF, Budget
-from infervisor.protocol.endings import EndClass, EndReason
-from infervisor.protocol.errors import InfervisorError, LocalProtocolError, Overloaded, ShuttingDown
+from infervisor.protocol.endings import EndReason
+from infervisor.protocol.errors import (
+    InfervisorError,
+    InvalidRequest,
+    LocalProtocolError,
+    Overloaded,
+    ShuttingDown,
+)
 from infervisor.protocol.machines import request as r
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor import events
+from infervisor.supervisor.against_facts import problem
 from infervisor.supervisor.attempt import Attempt
-from infervisor.supervisor.end_errors import error_of, poisoned_sentence, sentence_of
+from infervisor.supervisor.end_errors import error_of, sentence_of
 from infervisor.supervisor.escalator import Escalator, only_the_signal_was_heard
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.link import READS_A_TURN
@@ -31,8 +38,9 @@ from infervisor.supervisor.report import ErrorInfo
 from infervisor.supervisor.request import Chunk, Request
 from infervisor.supervisor.request_input import RequestInput
 from infervisor.supervisor.request_queue import RequestQueue
-from infervisor.supervisor.resume import OnCrash, end_reason_of
+from infervisor.supervisor.resume import OnCrash
 from infervisor.supervisor.settings import Deadlines, Escalation, PoolSettings
+from infervisor.supervisor.survival import Survival
 from infervisor.supervisor.timers import Timers
 from infervisor.supervisor.worker import Worker
 
@@ -70,12 +78,11 @@ class Dispatcher:
         self.attempts: dict[int, Attempt] = {}
         """The attempt of each request that is in a worker, by request id."""
         self.is_closing = False
-        self._is_losing = False
         self.escalator = Escalator(escalation, self.timers, self.attempts, self.emit)
         self._suspect_alarm = self.timers.alarm(self.pump)
         self.rates = Rates()
         self.queue = RequestQueue(max_queue, max_wait_s, self.rates)
-        self._max_resumes = max_resumes
+        self._survival = Survival(self, max_resumes)
         self._snapshots = snapshots
         self._on_event = on_event
         self._request_ids = itertools.count(1)
@@ -92,9 +99,13 @@ class Dispatcher:
 
     # --- requests: in ----------------------------------------------------------------------------
 
-    def create(self, given: RequestInput, deadlines: Deadlines, on_crash: OnCrash) -> Request:
-        """Return a request that isn't admitted yet."""
-        return Request(next(self._request_ids), given, deadlines, on_crash, time.monotonic_ns())
+    def create(
+        self, given: RequestInput, deadlines: Deadlines, on_crash: OnCrash, group: int | None = None
+    ) -> Request:
+        """Return a request that isn't admitted yet. group: see `Request.group`."""
+        request = Request(next(self._request_ids), given, deadlines, on_crash, time.monotonic_ns())
+        request.group = group
+        return request
 
     def admit(self, request: Request) -> None:
         """Take a request into the queue. Raises the refusal, which is also its end reason."""
@@ -106,11 +117,15 @@ class Dispatcher:
         self.pool.want()
         if self.pool.is_open:
             self._refuse(request, EndReason.UNAVAILABLE, self.pool.refusal(), now)
+        if self.pool.is_ready:
+            wrong = problem(request.input, self.pool.serving[0].facts)
+            if wrong is not None:
+                self._refuse(request, EndReason.INVALID_REQUEST, wrong, now)
         crowd = self.queue.crowd(self.pool.serving, self.pool.places)
         if crowd is not None:
             self._refuse(request, EndReason.OVERLOADED, Overloaded(f"{crowd}; try again later"), now)
         self.requests[request.id] = request
-        self.queue.append(request)
+        self.queue.add(request)
         request.deadline_alarm = self.timers.alarm(lambda: self._deadline(request))
         request.clocks.run(Budget.TOTAL, now)
         self._let_wait(request, now)
@@ -130,28 +145,43 @@ class Dispatcher:
 
     def _refuse(self, request: Request, reason: EndReason, error: InfervisorError, now: int) -> None:
         request.state, _ = r.REQUEST.step(request.state, r.Lost(reason), now)
-        request.error = ErrorInfo(reason.value, str(error))
+        field = error.field if isinstance(error, InvalidRequest) else None
+        request.error = ErrorInfo(reason.value, str(error), field=field)
         request.timeline.ended_ns = now
         self._released(request, now)
         error.report = request.report()
         raise error
 
     def pump(self) -> None:
-        """Submit what waits, oldest first and suspects alone, while workers have places."""
-        while not self._is_losing and (found := self.queue.next_for(self.pool.serving)) is not None:
+        """Submit what waits, the first that is due first and suspects alone, while workers have places."""
+        while (
+            not self._survival.is_under_way and (found := self.queue.next_for(self.pool.serving)) is not None
+        ):
             request, chosen = found
             worker = chosen if request.goes_on_with(chosen.facts) else self._of_its_model(request)
             if len(request.delivered) > MOST_DELIVERED:
-                self._lose(
+                self._survival.give_up(
                     request, f"an answer of more than {MOST_DELIVERED} tokens can't go on in another one"
                 )
             elif worker is None:
-                self._lose(request, "the model was changed: another one can't go on with this answer")
+                self._survival.give_up(
+                    request, "the model was changed: another one can't go on with this answer"
+                )
+            elif (wrong := problem(request.input, worker.facts)) is not None:
+                self._is_wrong(request, wrong)
             elif worker.free_places <= 0:
                 return
             else:
                 self.queue.remove(request)
                 self._submit(request, worker)
+
+    def _is_wrong(self, request: Request, wrong: InvalidRequest) -> None:
+        """End a request that asks for what the model hasn't got, before it reaches the worker."""
+        if request.loss is not None:
+            self._survival.give_up(request, f"the model was changed: {wrong}")
+            return
+        request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(wrong), field=wrong.field)
+        self.apply(request, r.Lost(EndReason.INVALID_REQUEST), time.monotonic_ns())
 
     def _of_its_model(self, request: Request) -> Worker | None:
         """Return a worker that has the model with which a request began, one with room if there is one."""
@@ -168,7 +198,9 @@ class Dispatcher:
             request.timeline.submitted_ns = now
         request.worker_pid = worker.pid
         request.fingerprint = worker.facts["fingerprint"]
-        if request.snapshots is None and self._snapshots is not None:
+        request.tool_format = _tool_format(worker.facts)
+        # Embeddings keep no sequence that could be written down.
+        if request.snapshots is None and self._snapshots is not None and request.input.texts is None:
             request.snapshots = self._snapshots.take()
         request.clocks.stop(Budget.QUEUE)
         request.clocks.stop(Budget.STARTUP)
@@ -182,7 +214,7 @@ class Dispatcher:
                 request.error = ErrorInfo(EndReason.INVALID_REQUEST.value, str(error))
                 self.apply(request, r.Finished(EndReason.INVALID_REQUEST), now)
             else:
-                self._lose(request, f"prompt and answer can't be sent to another one: {error}")
+                self._survival.give_up(request, f"prompt and answer can't be sent to another one: {error}")
             attempt.on_process_gone(now)
         request.aim()
         self.pool.used(worker)
@@ -355,48 +387,7 @@ class Dispatcher:
         if worker.was_cut:
             # Nobody is left to attend another worker, which would be cut as well, nor to ring a deadline.
             self.close()
-        held = list(worker.attempts.values())
-        # Until all of them wait again, in their order, nobody goes to another worker.
-        self._is_losing = True
-        for attempt in held:
-            request = attempt.request
-            if not request.has_ended:
-                if report.accuses:
-                    request.suspicion = request.suspicion.accused(
-                        len(held) == 1, len(request.delivered), report.in_short
-                    )
-                self._survive(request, worker, report, now)
-            attempt.on_process_gone(now)
-        self._is_losing = False
-        for request in (attempt.request for attempt in held if not attempt.request.has_ended):
-            # Told last: what the user does then, such as a cancel, finds it out of the worker.
-            delivered = len(request.delivered)
-            self.emit(events.RequestInterrupted(request.id, worker.pid, report.cause, delivered))
-
-    def _survive(self, request: Request, worker: Worker, report: ExitReport, now: int) -> None:
-        """Let a request that lost its worker wait for the next one, or end."""
-        reason = end_reason_of(
-            report.cause,
-            on_crash=request.on_crash,
-            resumes=len(request.resumes),
-            max_resumes=self._max_resumes,
-            is_poisoned=request.suspicion.is_poisoned,
-            is_closing=self.is_closing,
-        )
-        if reason is not None:
-            said = report.message + _after(len(request.resumes))
-            if reason is EndReason.POISONED:
-                said = poisoned_sentence(request.suspicion)
-            request.error = ErrorInfo(reason.value, said, report.output_tail)
-            if reason.end_class is EndClass.FAULT and reason is not EndReason.POISONED:
-                request.make_error = _error_after(report, len(request.resumes))
-            self.apply(request, r.Lost(reason), now)
-            return
-        lost_as = report.cause.end_reason
-        request.loss = lost_as, ErrorInfo(lost_as.value, report.message, report.output_tail)
-        self.apply(request, r.Interrupted(), now)
-        request.lose_worker(report.cause, worker.pid, worker.leaving_ns or now)
-        self.queue.put_back(request)
+        self._survival.lost(worker, report, now)
 
     def pool_is_resuming(self) -> bool:
         """Whether a request that lost its worker works its way back to where it was."""
@@ -412,14 +403,7 @@ class Dispatcher:
                 request.make_error = self.pool.refusal
                 self.apply(request, r.Lost(EndReason.UNAVAILABLE), time.monotonic_ns())
             else:
-                self._lose(request, f"no worker can be had to go on: {reason}")
-
-    def _lose(self, request: Request, why: str) -> None:
-        """End a request that waits to go on: with the reason for which it lost its worker."""
-        assert request.loss is not None
-        reason, error = request.loss
-        request.error = ErrorInfo(error.code, f"{error.message}; {why}", error.detail)
-        self.apply(request, r.Lost(reason), time.monotonic_ns())
+                self._survival.give_up(request, f"no worker can be had to go on: {reason}")
 
     # --- the parent's own troubles ---------------------------------------------------------------
 
@@ -445,17 +429,7 @@ class Dispatcher:
         self.pool.stop()
 
 
-def _after(resumes: int) -> str:
-    """Return what is said of a request that isn't resumed again."""
-    return f"; it was resumed before, and max_resumes={resumes} allows no more" if resumes else ""
-
-
-def _error_after(report: ExitReport, resumes: int) -> Callable[[], InfervisorError]:
-    """Return what makes the error of a request that ends with its worker."""
-
-    def make() -> InfervisorError:
-        error = report.error()
-        error.args = (f"{error}{_after(resumes)}", *error.args[1:])
-        return error
-
-    return make
+def _tool_format(facts: Mapping[str, Any]) -> str | None:
+    extra = facts.get("extra")
+    told = extra.get("tool_format") if isinstance(extra, Mapping) else None
+    return told if isinstance(told, str) else None

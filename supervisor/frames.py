@@ -14,6 +14,7 @@ from infervisor.protocol.errors import RemoteProtocolError
 from infervisor.protocol.machines import process as p
 from infervisor.protocol.messages import (
     PROTOCOL_VERSION,
+    Answered,
     Beat,
     Ended,
     Failed,
@@ -25,6 +26,7 @@ from infervisor.protocol.messages import (
     Released,
     Started,
     Tokens,
+    Vectors,
 )
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.attempt import Attempt
@@ -59,6 +61,11 @@ class Frames:
         match message:
             case Tokens():
                 self._attempt(message.id, message, now).on_tokens(message, now)
+            case Vectors():
+                self._attempt(message.id, message, now).on_vectors(message, now)
+            case Answered():
+                # It says nothing of steps, which another thread computes: no proof of life.
+                self._worker.queries.on_answered(message)
             case Beat():
                 self._watchdog.beat(message, now)
             case Started():

@@ -11,8 +11,11 @@ from typing import Any
 from infervisor.protocol.codec import encode
 from infervisor.protocol.errors import ConfigurationError, InvalidRequest, LocalProtocolError
 from infervisor.protocol.messages import Load
+from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.release import DEFAULT_LIMIT_NS
-from infervisor.supervisor.settings import Liveness, MemoryLimits, StopGraces
+from infervisor.supervisor.settings import Liveness, MemoryLimits, StopGraces, check_count, check_seconds
+
+MAX_SLOTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,32 @@ def interpreter(python: str | os.PathLike[str] | None) -> str:
 
 
 def load_message(
-    engine: object, model: str | None, options: Mapping[str, Any], snapshot_share: float | None = None
+    engine: object,
+    model: str | None,
+    options: Mapping[str, Any],
+    snapshot_share: float | None = None,
+    *,
+    slots: int | None = None,
+    step_budget_s: float | None = None,
+    workers: int = 1,
 ) -> Load:
-    """Return the message that tells a worker what to load. Raises `ConfigurationError` if it can't be sent."""
+    """Return the message that tells a worker what to load. Raises `ConfigurationError` if it can't be sent.
+
+    slots: short for the option of that name. step_budget_s, workers: see `Load`.
+    """
     if not isinstance(engine, str) or not engine:
         raise ConfigurationError(f"engine must be a name such as 'llama', not {engine!r:.80}")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise ConfigurationError(f"options must map names to values, not {options!r:.80}")
-    load = Load(engine, model, dict(options), snapshot_share)
+    options = dict(options)
+    if slots is not None:
+        check_count("slots", slots, 1, MAX_SLOTS)
+        if options.setdefault("slots", slots) != slots:
+            raise ConfigurationError(
+                f"slots={slots}, but options['slots'] is {quoted(options['slots'], 60)}: give one of the two"
+            )
+    budget_s = None if step_budget_s is None else check_seconds("step_budget_s", step_budget_s)
+    load = Load(engine, model, options, snapshot_share, budget_s, workers)
     try:
         encode(load)
     except (LocalProtocolError, InvalidRequest) as error:

@@ -1,7 +1,8 @@
 """The parent's side of one worker's pipes. Moves bytes; decides nothing.
 
 `send` writes at once if the pipe takes it and leaves the rest to one writer task, which never runs inside a
-caller's cancel scope, so that a frame is never torn by a cancel. Cancel and credit overtake submits that wait.
+caller's cancel scope, so that a frame is never torn by a cancel. Cancel and credit overtake submits and queries
+that wait.
 `read_frames` and `read_output` return what is there without waiting; tasks call them whenever there is more.
 """
 
@@ -17,7 +18,7 @@ import anyio
 
 from infervisor.protocol.codec import Decoder, encode
 from infervisor.protocol.errors import RemoteProtocolError
-from infervisor.protocol.messages import Credit, Message, Submit
+from infervisor.protocol.messages import Credit, Message, Query, Submit
 from infervisor.supervisor.output_ring import OutputRing
 from infervisor.supervisor.process import WorkerProcess
 from infervisor.supervisor.readable import whenever_readable
@@ -45,7 +46,8 @@ class Link:
         self._now = bytearray()
         self._first: deque[bytes] = deque()
         self._credits: dict[int, bytes] = {}
-        self._submits: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[str, int, bytes]] = deque()
+        """Submits and queries that haven't left: name, id, frame. They may be large, and may be taken back."""
         self._more_to_write = anyio.Event()
         self._writable = True
         self._closed = False
@@ -54,11 +56,14 @@ class Link:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> None:
-        """Queue a message and write what the pipe takes now. Raises `LocalProtocolError` if it can't be sent."""
+    def send(self, message: Message) -> int:
+        """Queue a message and write what the pipe takes now; return its bytes.
+
+        Raises `LocalProtocolError` if it can't be sent.
+        """
         frame = encode(message)
-        if isinstance(message, Submit):
-            self._submits.append((message.id, frame))
+        if isinstance(message, (Submit, Query)):
+            self._waiting.append((message.name, message.id, frame))
         elif isinstance(message, Credit):
             # A limit is absolute: one that hasn't left yet is replaced, so that a worker that doesn't read, and
             # says tokens without text for which it gets more and more credit, costs one frame an attempt.
@@ -66,12 +71,13 @@ class Link:
         else:
             self._first.append(frame)
         self._flush()
+        return len(frame)
 
-    def withdraw(self, attempt_id: int) -> bool:
-        """Take back a submit of which no byte was written. Returns whether that was so."""
-        for entry in self._submits:
-            if entry[0] == attempt_id:
-                self._submits.remove(entry)
+    def withdraw(self, attempt_id: int, name: str = Submit.name) -> bool:
+        """Take back a submit, or a query, of which no byte was written. Returns whether that was so."""
+        for index, (waiting_name, waiting_id, _) in enumerate(self._waiting):
+            if (waiting_name, waiting_id) == (name, attempt_id):
+                del self._waiting[index]
                 return True
         return False
 
@@ -88,8 +94,8 @@ class Link:
                     self._now += self._first.popleft()
                 elif self._credits:
                     self._now += self._credits.pop(next(iter(self._credits)))
-                elif self._submits:
-                    self._now += self._submits.popleft()[1]
+                elif self._waiting:
+                    self._now += self._waiting.popleft()[2]
                 else:
                     return
             try:

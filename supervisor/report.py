@@ -45,6 +45,7 @@ class Report:
     stage: the rung of the cancel ladder that was reached, or None if nothing was cancelled.
     seed: the one used, drawn at random if none was given. warnings: what may have spoiled the answer.
     worker_pid: the last worker that had it. resumes: the workers that it outlived, and how long each pause was.
+    priority: the one it was given, before the time that it waited counted.
     """
 
     request_id: int
@@ -58,6 +59,7 @@ class Report:
     error: ErrorInfo | None = None
     warnings: tuple[str, ...] = ()
     resumes: tuple[Resume, ...] = ()
+    priority: int = 0
 
     @property
     def is_released(self) -> bool:
@@ -86,6 +88,7 @@ class Report:
             "stage": self.stage,
             "seed": self.seed,
             "window": self.window,
+            "priority": self.priority,
             "worker_pid": self.worker_pid,
             "resumes": [resume.to_dict() for resume in self.resumes],
             "warnings": list(self.warnings),
@@ -109,6 +112,8 @@ class Report:
             parts.append(f"resumed {len(pauses)} × (paused {', '.join(map(_seconds, pauses))})")
         if len(pauses) < len(self.resumes):
             parts.append("interrupted")
+        if self.priority:
+            parts.append(f"priority {self.priority}")
         parts.append(str(self.end_reason or "running"))
         return " · ".join(parts)
 

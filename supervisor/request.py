@@ -18,11 +18,12 @@ from infervisor.protocol.blame import Suspicion
 from infervisor.protocol.credit import Window
 from infervisor.protocol.deadlines import Budget, Clocks
 from infervisor.protocol.endings import EndReason
-from infervisor.protocol.errors import InfervisorError
+from infervisor.protocol.errors import InfervisorError, RemoteProtocolError
 from infervisor.protocol.ladder import Ladder, Stage
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.machines.request import RequestPhase, RequestState
 from infervisor.protocol.timeline import Timeline
+from infervisor.supervisor.logprobs import TokenLogprob, read_logprobs
 from infervisor.supervisor.notice import Notice
 from infervisor.supervisor.report import ErrorInfo, Report, Usage
 from infervisor.supervisor.request_input import RequestInput
@@ -31,21 +32,28 @@ from infervisor.supervisor.settings import Deadlines
 from infervisor.supervisor.timers import Alarm
 
 if TYPE_CHECKING:
+    from infervisor.protocol.tool_calls import ToolCall
     from infervisor.supervisor.snapshot_memory import Area
+
+MOST_SILENT_LOGPROBS = 1 << 18
+"""Of tokens in a row that have no text: they need no reader, so credit doesn't bound what is kept of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of the answer: text that is safe to show, never empty, never half a character.
+    """A piece of the answer: text that is safe to show, never half a character, empty only if it brings calls.
 
     index: number of the first token in it. token_ids: the tokens that it stands for; several where text was
-    held back. t_ns: when it arrived (monotonic). `str(chunk)` is its text.
+    held back. t_ns: when it arrived (monotonic). logprobs: one for each token, if they were asked for. tool_calls:
+    those that are complete with it; their text isn't in any chunk. `str(chunk)` is its text.
     """
 
     text: str
     index: int
     token_ids: tuple[int, ...]
     t_ns: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -58,6 +66,10 @@ class Request:
         self, request_id: int, given: RequestInput, deadlines: Deadlines, on_crash: OnCrash, now: int
     ) -> None:
         self.id = request_id
+        self.group: int | None = None
+        """The same for requests that begin alike: they go to the same worker if they can."""
+        self.tool_format: str | None = None
+        """How its model writes tool calls, as the worker that has it says."""
         self.input = given
         self.on_crash = on_crash
         self.state = RequestState()
@@ -76,6 +88,8 @@ class Request:
         """Of the model that its first worker had: only an equal one can go on with its answer."""
         self.delivered = array("Q")
         """The ids of all tokens that have arrived: what the next worker goes on from."""
+        self.vectors: list[array[float]] = []
+        """The embeddings that have arrived, one for each text, in their order."""
         self.resumes: list[Resume] = []
         self.loss: tuple[EndReason, ErrorInfo] | None = None
         """What it ends with if no worker can be had to go on: why it lost the last one."""
@@ -90,12 +104,18 @@ class Request:
         self._buffer: deque[Chunk] = deque()
         self._leftover: Chunk | None = None
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._first_index = 0
 
     @property
     def has_ended(self) -> bool:
         """Whether its end reason is fixed."""
         return self.state.phase is RequestPhase.ENDED
+
+    @property
+    def progress(self) -> int:
+        """How many tokens, or embeddings, have arrived."""
+        return len(self.delivered) + len(self.vectors)
 
     @property
     def has_chunk(self) -> bool:
@@ -123,18 +143,28 @@ class Request:
     # --- the buffer ------------------------------------------------------------------------------
 
     def put(self, tokens: Sequence[Sequence[Any]], now: int) -> int:
-        """Buffer tokens `[id, text, logprobs]`; return how many of them had no text and count as taken."""
+        """Buffer tokens `[id, text, logprobs]`; return how many of them had no text and count as taken.
+
+        Raises `RemoteProtocolError` if log-probabilities were asked for, and these are none.
+        """
         chunks: list[Chunk] = []
-        ids, first, delivered = self._ids, self._first_index, self.delivered
-        for token, text, _logprobs in tokens:
+        ids, first, delivered, waiting = self._ids, self._first_index, self.delivered, self._logprobs
+        output = self.input.output
+        told = read_logprobs(tokens, output.top_logprobs) if output.logprobs else None
+        for position, (token, text, _) in enumerate(tokens):
             ids.append(token)
             delivered.append(token)
+            if told is not None:
+                waiting.append(told[position])
             if text:
-                chunks.append(Chunk(text, first, tuple(ids), now))
+                chunks.append(Chunk(text, first, tuple(ids), now, tuple(waiting)))
                 first += len(ids)
                 ids.clear()
+                waiting.clear()
         self._first_index = first
         self._put_chunks(chunks, now)
+        if len(waiting) * (1 + output.top_logprobs) > MOST_SILENT_LOGPROBS:
+            raise RemoteProtocolError(f"tokens: {len(waiting)} in a row have log-probabilities and no text")
         return len(tokens) - len(chunks)
 
     @property
@@ -145,7 +175,8 @@ class Request:
     def put_leftover(self, text: str, now: int) -> None:
         """Buffer text that was held back until the end; its tokens have been counted."""
         if text:
-            self._leftover = Chunk(text, self._first_index, tuple(self._ids), now)
+            told = tuple(self._logprobs)
+            self._leftover = Chunk(text, self._first_index, tuple(self._ids), now, told)
             self._put_chunks([self._leftover], now)
 
     def _put_chunks(self, chunks: Sequence[Chunk], now: int) -> None:
@@ -171,7 +202,7 @@ class Request:
 
     def goes_on_with(self, facts: Mapping[str, Any]) -> bool:
         """Whether a worker with these facts can go on with its answer; if nothing has arrived, any can."""
-        return not self.delivered or self.fingerprint == facts["fingerprint"]
+        return not self.progress or self.fingerprint == facts["fingerprint"]
 
     # --- when a worker is lost -------------------------------------------------------------------
 
@@ -221,4 +252,5 @@ class Request:
             error=self.error,
             warnings=tuple(self.warnings),
             resumes=tuple(self.resumes),
+            priority=self.input.priority,
         ).snapshot()

@@ -1,4 +1,4 @@
-"""The requests that wait, in the order in which they came, and which of them goes where next.
+"""The requests that wait, in the order in which they are due, and which of them goes where next.
 
 Owns the order and the limits of the queue. Who may go into which worker is decided in `protocol.blame`. Runs in the
 loop's thread.
@@ -6,21 +6,39 @@ loop's thread.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Collection, Iterator, Sequence
 
 from infervisor.protocol.blame import Places, place
+from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.rates import Rates
 from infervisor.supervisor.request import Request
 from infervisor.supervisor.worker import Worker
 
+LEVEL_NS = 10 * NS_PER_S
+"""How long a request waits until it goes before a fresh one of a priority higher by one."""
+
+
+def due_ns(priority: int, queued_ns: int) -> int:
+    """Return a request's place in the queue: who has less goes first.
+
+    A level of priority is worth `LEVEL_NS` of waiting. So nobody starves: whatever comes more than 2,000 s later
+    goes after it, even from the lowest priority to the highest. All grow older alike, so no clock is needed to
+    compare them.
+    """
+    return queued_ns - priority * LEVEL_NS
+
+
+def _due_ns(request: Request) -> int:
+    return due_ns(request.input.priority, request.timeline.queued_ns)
+
 
 class RequestQueue:
-    """Waiting requests, oldest first. peak: the most that ever waited at once."""
+    """Waiting requests, the first that is due in front. peak: the most that ever waited at once."""
 
     def __init__(self, max_length: int, max_wait_s: float | None, rates: Rates) -> None:
         self.peak = 0
-        self._requests: deque[Request] = deque()
+        self._requests: list[Request] = []
         self._max_length = max_length
         self._max_wait_s = max_wait_s
         self._rates = rates
@@ -31,15 +49,9 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def append(self, request: Request) -> None:
-        """Let a new one wait."""
-        self._requests.append(request)
-
-    def put_back(self, request: Request) -> None:
-        """Let one wait again that lost its worker: in front of all that came later."""
-        came_ns = request.timeline.queued_ns
-        ahead = sum(1 for other in self._requests if other.timeline.queued_ns <= came_ns)
-        self._requests.insert(ahead, request)
+    def add(self, request: Request) -> None:
+        """Let a new one wait, or one again that lost its worker: behind those that are due at the same time."""
+        insort(self._requests, request, key=_due_ns)
 
     def remove(self, request: Request) -> None:
         """Let it wait no more."""
@@ -69,5 +81,14 @@ class RequestQueue:
         places = [Places(each.free_places, each.busy_attempts, each.has_suspect) for each in workers]
         if not any(entry.free > 0 for entry in places):
             return None
-        found = place((request.suspicion.is_suspect for request in self._requests), places)
+
+        def near(waiting: int) -> Collection[int]:
+            group = self._requests[waiting].group
+            return () if group is None else [at for at, each in enumerate(workers) if _holds(each, group)]
+
+        found = place((request.suspicion.is_suspect for request in self._requests), places, near)
         return None if found is None else (self._requests[found[0]], workers[found[1]])
+
+
+def _holds(worker: Worker, group: int) -> bool:
+    return any(attempt.request.group == group for attempt in worker.attempts.values())

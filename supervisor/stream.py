@@ -7,9 +7,10 @@ thread, twice, and after the end. A stream that is dropped without being left is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -17,9 +18,14 @@ from infervisor.protocol.endings import EndClass, EndReason
 from infervisor.protocol.errors import UsageError
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.logprobs import TokenLogprob
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.report import Report
 from infervisor.supervisor.request import Chunk, Request
+from infervisor.supervisor.tool_reading import ToolReading
+
+if TYPE_CHECKING:
+    from infervisor.protocol.tool_calls import ToolCall
 
 RELEASE_MARGIN_S = 5.0
 """Beyond the graces of the ladder: collecting a killed process."""
@@ -27,10 +33,16 @@ RELEASE_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `str(answer)` is its text."""
+    """A whole answer. `str(answer)` is its text.
+
+    logprobs: of the tokens that its text stands for, if they were asked for. tool_calls: what the model wants to be
+    called; the text is without them.
+    """
 
     text: str
     report: Report
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -46,6 +58,8 @@ class Stream:
         self._admitted = False
         self._reading = False
         self._read_up = False
+        self._tools: ToolReading | None = None
+        self._tools_known = False
 
     def __repr__(self) -> str:
         state = self._request.state
@@ -107,8 +121,9 @@ class Stream:
         self._reading = True
         try:
             while True:
-                if request.has_chunk:
-                    return self._dispatcher.take(request)
+                chunk = self._next_now()
+                if chunk is not None:
+                    return chunk
                 if request.has_ended:
                     reason = request.state.reason
                     assert reason is not None
@@ -120,18 +135,42 @@ class Stream:
         finally:
             self._reading = False
 
+    def _next_now(self) -> Chunk | None:
+        """Return the next chunk that can be had without waiting, or None."""
+        request = self._request
+        while request.has_chunk:
+            chunk = self._dispatcher.take(request)
+            if not self._tools_known:
+                # Not before: which model has it, and how that writes calls, is known by now.
+                self._tools_known, self._tools = True, ToolReading.of(request)
+            shown = chunk if self._tools is None else self._tools.feed(chunk)
+            if shown is not None:
+                return shown
+        reason = request.state.reason
+        if self._tools is None or reason is None or reason.end_class is EndClass.CALLER:
+            return None
+        return self._tools.finish()
+
     async def text(self) -> str:
         """Return the rest of the answer as one string.
 
         Raises the error of every end that isn't natural, a cancel included: a fragment never looks like an
         answer. The error's `report` tells the rest.
         """
+        return "".join(chunk.text for chunk in await self._rest())
+
+    async def _rest(self) -> list[Chunk]:
         if self._read_up:
             raise UsageError("this stream was read to its end before; its text is with whoever read it")
-        pieces = [chunk.text async for chunk in self]
+        chunks = [chunk async for chunk in self]
         if self._request.state.reason is None or not self._request.state.reason.is_natural:
             raise self._dispatcher.end_error(self._request)
-        return "".join(pieces)
+        return chunks
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls in what was read so far."""
+        return () if self._tools is None else self._tools.calls
 
     # --- ending it -------------------------------------------------------------------------------
 
@@ -192,3 +231,13 @@ class Stream:
     def end_reason(self) -> EndReason | None:
         """Why it ended, or None while it hasn't."""
         return self._request.state.reason
+
+
+def answer_of(chunks: Sequence[Chunk], report: Report) -> Answer:
+    """Return the answer that these chunks make up."""
+    return Answer(
+        text="".join(chunk.text for chunk in chunks),
+        report=report,
+        logprobs=tuple(told for chunk in chunks for told in chunk.logprobs),
+        tool_calls=tuple(call for chunk in chunks for call in chunk.tool_calls),
+    )

@@ -20,7 +20,6 @@ import anyio.abc
 from infervisor.protocol.errors import (
     ConfigurationError,
     InfervisorError,
-    InvalidRequest,
     ShuttingDown,
     UsageError,
 )
@@ -28,12 +27,15 @@ from infervisor.protocol.machines.slot import SlotPhase
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.embedding import Embeddings, check_texts, embeddings_of
 from infervisor.supervisor.environment import worker_environment
+from infervisor.supervisor.intake import Intake
 from infervisor.supervisor.launch import WorkerSettings, interpreter, load_message, model_path
-from infervisor.supervisor.lookout import Lookout, warning_of
+from infervisor.supervisor.lookout import Lookout
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.notice import Notice
 from infervisor.supervisor.pool import Pool
+from infervisor.supervisor.queries import Queries
 from infervisor.supervisor.request_input import ChatMessage, check_request
 from infervisor.supervisor.resume import check_on_crash
 from infervisor.supervisor.settings import (
@@ -52,7 +54,8 @@ from infervisor.supervisor.settings import (
 )
 from infervisor.supervisor.snapshot_memory import SnapshotMemory
 from infervisor.supervisor.status import Status, status_of
-from infervisor.supervisor.stream import Answer, Stream
+from infervisor.supervisor.stream import Answer, Stream, answer_of
+from infervisor.supervisor.streams import Streams
 from infervisor.supervisor.worker import Worker
 
 DEFAULT_SNAPSHOTS = Snapshots()
@@ -78,6 +81,9 @@ class Supervisor:
     that fast; None takes none. workers: that serve at once, each with a model of its own; standby: more that are
     loaded and take over at once. max_requests: a worker is replaced after so many.
     memory: what a worker may take before it is replaced, or killed.
+
+    slots: requests that one worker serves side by side; short for the option of that name. step_budget_s: how long
+    a step may take in which running streams wait for others' prompts; None lets the worker choose.
     """
 
     def __init__(
@@ -106,6 +112,8 @@ class Supervisor:
         standby: int = 0,
         max_requests: int | None = None,
         memory: MemoryLimits | None = None,
+        slots: int | None = None,
+        step_budget_s: float | None = None,
     ) -> None:
         self._deadlines = check_kind("deadlines", deadlines or Deadlines(), Deadlines)
         self._escalation = check_kind("escalation", escalation or Escalation(), Escalation)
@@ -129,7 +137,13 @@ class Supervisor:
             command=(interpreter(python), "-P", "-m", "infervisor.worker"),
             environment=worker_environment(os.environ, env or {}),
             load=load_message(
-                engine, self._path, options or {}, None if self._snapshots is None else self._snapshots.share
+                engine,
+                self._path,
+                options or {},
+                None if self._snapshots is None else self._snapshots.share,
+                slots=slots,
+                step_budget_s=step_budget_s,
+                workers=workers,
             ),
             startup_s=self._deadlines.startup_s,
             graces=check_kind("graces", graces or StopGraces(), StopGraces),
@@ -213,6 +227,16 @@ class Supervisor:
         )
         dispatcher.pool.on_change = self._changed.ring
         self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory, self._snapshot_memory)
+        self._intake = Intake(
+            dispatcher,
+            self._mailbox,
+            self._lookout,
+            window=self._window,
+            window_s=self._window_s,
+            deadlines=self._deadlines,
+            on_crash=self._on_crash,
+        )
+        self._queries = Queries(dispatcher.pool, self.wait_ready, self._changed)
         # Race "another thread asks for the status": what it looks at is there before this is.
         self._dispatcher = dispatcher
         tasks.start_soon(self._mailbox.run)
@@ -328,6 +352,14 @@ class Supervisor:
         window: int | None = None,
         deadlines: Deadlines | None = None,
         on_crash: str | None = None,
+        priority: int = 0,
+        logprobs: bool = False,
+        top_logprobs: int = 0,
+        grammar: str | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Stream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
@@ -336,45 +368,39 @@ class Supervisor:
         messages: objects with role and content; their content is always literal text. max_tokens: at least 1;
         None is until the context is full. stop: up to 64 strings that end the answer and are not part of it.
         seed: 0 to 2**32 − 1; None draws one, which the report tells. window: tokens computed ahead of the
-        reader. on_crash: "resume" or "fail", for this request. sampling: the fields of
-        `protocol.generation.Sampling` (temperature, top_k, …).
+        reader. on_crash: "resume" or "fail", for this request. priority: −100 to 100; a level counts as 10 s of
+        waiting. sampling: the fields of `protocol.generation.Sampling` (temperature, top_k, …).
+
+        logprobs, top_logprobs: tell how probable each token was, and up to 20 others. The answer follows, if given:
+        grammar, a GBNF grammar; json_schema, a JSON schema as a mapping or text; or response_format, as OpenAI's.
+        tools: functions that the model may call, as OpenAI's, with messages only; tool_choice: "auto", "none",
+        "required", or a mapping that names one.
 
         Raises `InvalidRequest` naming the field. Nothing happens until the stream is entered or read.
         """
-        dispatcher = self._check_usable()
-        assert self._mailbox is not None
-        if deadlines is not None and not isinstance(deadlines, Deadlines):
-            raise InvalidRequest(
-                f"deadlines must be made with Deadlines(…), not {quoted(deadlines)}", "deadlines"
-            )
-        given = check_request(
-            prompt,
-            messages,
-            window=self._default_window() if window is None else window,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            seed=seed,
-            special=special,
-            sampling=sampling,
-        )
-        try:
-            survival = self._on_crash if on_crash is None else check_on_crash(on_crash)
-        except ConfigurationError as error:
-            raise InvalidRequest(str(error), "on_crash") from None
-        request = dispatcher.create(given, deadlines or self._deadlines, survival)
-        # A short answer is whole before the next look at the file.
-        self._lookout.look_at_model()
-        change = self._lookout.change()
-        if change is not None:
-            request.warnings.append(warning_of(change))
-        return Stream(dispatcher, self._mailbox, request)
+        options = {
+            "max_tokens": max_tokens, "stop": stop, "seed": seed, "ignore_eos": ignore_eos, "special": special,
+            "window": window, "deadlines": deadlines, "on_crash": on_crash, "priority": priority,
+            "logprobs": logprobs, "top_logprobs": top_logprobs, "grammar": grammar, "json_schema": json_schema,
+            "response_format": response_format, "tools": tools, "tool_choice": tool_choice,
+        }  # fmt: skip
+        (stream,) = self._taking().streams(prompt, messages, {**options, **sampling})
+        return stream
 
-    def _default_window(self) -> int:
-        assert self._dispatcher is not None
-        if self._window_s is None:
-            return self._window
-        return self._dispatcher.rates.window_tokens(self._window_s, self._window)
+    def streams(
+        self,
+        prompt: str | None = None,
+        *,
+        n: int,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Any,
+    ) -> Streams:
+        """Return n streams for the same prompt, at most as many as a worker has slots. Takes what `stream` takes.
+
+        They go to the same worker if it has room, which reads the prompt once. The first has the seed, the others
+        count it up.
+        """
+        return Streams(self._taking().streams(prompt, messages, options, n))
 
     async def generate(
         self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any
@@ -387,11 +413,80 @@ class Supervisor:
         stream = self.stream(prompt, messages=messages, **options)
         try:
             async with stream:
-                text = await stream.text()
+                chunks = await stream._rest()
         except InfervisorError as error:
             error.report = stream.report  # it was made at the end; by now the release is known, too
             raise
-        return Answer(text, stream.report)
+        return answer_of(chunks, stream.report)
+
+    async def answers(
+        self,
+        prompt: str | None = None,
+        *,
+        n: int,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Any,
+    ) -> list[Answer]:
+        """Return n whole answers to the same prompt: see `streams`. Raises what `generate` raises."""
+        return await self.streams(prompt, n=n, messages=messages, **options).answers()
+
+    async def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        normalise: bool = True,
+        deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
+        priority: int = 0,
+    ) -> Embeddings:
+        """Return a vector for each text, in order; of length 1 unless normalise is False.
+
+        A request like any other: it waits its turn, can be cancelled, and survives its worker. Raises what
+        `generate` raises.
+        """
+        given = check_texts(texts, normalise=normalise, priority=priority)
+        (stream,) = self._taking().of(given, deadlines, on_crash)
+        try:
+            async with stream:
+                await stream.text()
+        except InfervisorError as error:
+            error.report = stream.report
+            raise
+        return embeddings_of(stream._request.vectors, stream.report)
+
+    def _taking(self) -> Intake:
+        self._check_usable()
+        return self._intake
+
+    # --- questions -------------------------------------------------------------------------------
+
+    async def tokenize(self, text: str, *, special: bool = True, timeout_s: float = 30.0) -> list[int]:
+        """Return the tokens of a text and nothing but it. special: spellings of control tokens become those.
+
+        Takes no slot and waits behind no stream. Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, and
+        what keeps a worker from being had. Safe to cancel.
+        """
+        self._check_usable()
+        return await self._queries.tokenize(text, special, timeout_s)
+
+    async def detokenize(self, tokens: Sequence[int], *, timeout_s: float = 30.0) -> str:
+        """Return the text of tokens, control tokens spelled out; what is no character is U+FFFD. As `tokenize`."""
+        self._check_usable()
+        return await self._queries.detokenize(tokens, timeout_s)
+
+    async def count_tokens(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        special: bool = True,
+        timeout_s: float = 30.0,
+    ) -> int:
+        """Return how many tokens a request's prompt has, with what model or template adds. As `tokenize`."""
+        self._check_usable()
+        given = check_request(prompt, messages, tools=tools, special=special, seed=0)
+        return await self._queries.count(given, timeout_s)
 
     # --- looking at it ---------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from infervisor.protocol.machines import process as p
 from infervisor.protocol.messages import Cancel, Drain, Log, Progress, Shutdown
 from infervisor.protocol.timeline import NS_PER_S
 from infervisor.supervisor.attempt import Attempt
+from infervisor.supervisor.embedding import without_embedded
 from infervisor.supervisor.exit_report import ExitReport
 from infervisor.supervisor.frames import Frames
 from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import READS_A_TURN, Link
 from infervisor.supervisor.model_identity import FileIdentity
 from infervisor.supervisor.process import WorkerProcess
+from infervisor.supervisor.queries import OpenQueries
 from infervisor.supervisor.release import WorkerRelease
 from infervisor.supervisor.resources import Resources
 from infervisor.supervisor.settings import to_ns
@@ -119,6 +121,7 @@ class Worker:
         )
         self.frames = Frames(self, owner, self._watchdog)
         self.link = Link(self.process, self.frames.on_message, self.frames.on_broken)
+        self.queries = OpenQueries(self.link)
         self._end_alarm = timers.alarm(self._ended_without_exit)
         self.aim_startup()
 
@@ -223,23 +226,22 @@ class Worker:
         self._watchdog.stop()
         for alarm in (self._grace_alarm, self._startup_alarm, self._end_alarm, self._retire_alarm):
             alarm.retire()
-        self._owner.worker_exited(
-            self,
-            ExitReport(
-                pid=self.pid,
-                cause=self.state.cause or p.DeathCause.CRASHED,
-                status=status,
-                during=self._during,
-                output_tail=self.link.output.tail(),
-                interpreter=self.settings.command[0],
-                failed=self.frames.failed,
-                protocol_error=self.frames.broken,
-                startup_s=self.settings.startup_s,
-                was_stopped=self._was_stopped,
-                was_oom=was_oom,
-                limit=self._limit,
-            ),
+        report = ExitReport(
+            pid=self.pid,
+            cause=self.state.cause or p.DeathCause.CRASHED,
+            status=status,
+            during=self._during,
+            output_tail=self.link.output.tail(),
+            interpreter=self.settings.command[0],
+            failed=self.frames.failed,
+            protocol_error=self.frames.broken,
+            startup_s=self.settings.startup_s,
+            was_stopped=self._was_stopped,
+            was_oom=was_oom,
+            limit=self._limit,
         )
+        self._owner.worker_exited(self, report)
+        self.queries.lose(report.error)
         self.resources.look_at_release()
 
     def apply(self, event: object) -> None:
@@ -325,14 +327,13 @@ class Worker:
         self.submits += 1
         self._watchdog.moved(now)
         area = request.snapshots
-        self.link.send(
-            request.input.to_submit(
-                attempt.id,
-                request.window.limit,
-                delivered=request.delivered,
-                snapshot=None if area is None else (area.offset, area.size_bytes),
-            )
+        submit = request.input.to_submit(
+            attempt.id,
+            request.window.limit,
+            delivered=request.delivered,
+            snapshot=None if area is None else (area.offset, area.size_bytes),
         )
+        self.link.send(without_embedded(submit, len(request.vectors)))
         self._watchdog.watch()
 
     def cancel_in_band(self, attempt: Attempt, now: int) -> None:

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     )
     from infervisor.protocol.ladder import Stage
     from infervisor.protocol.timeline import Timeline
+    from infervisor.protocol.tool_calls import ToolCall
     from infervisor.supervisor.blocking import BlockingSupervisor
-    from infervisor.supervisor.blocking_stream import BlockingStream
+    from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStreams
     from infervisor.supervisor.default_model import default_model
+    from infervisor.supervisor.embedding import Embeddings
     from infervisor.supervisor.events import Event
+    from infervisor.supervisor.logprobs import TokenLogprob, TopLogprob
     from infervisor.supervisor.report import Report, Usage
     from infervisor.supervisor.request import Chunk
     from infervisor.supervisor.resume import OnCrash, Resume
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     )
     from infervisor.supervisor.status import Status, WorkerStatus
     from infervisor.supervisor.stream import Answer, Stream
+    from infervisor.supervisor.streams import Streams
     from infervisor.supervisor.supervisor import Supervisor
 
 __version__ = "0.1.0"
@@ -69,10 +73,13 @@ _HOME = {
     ),
     "Stage": "protocol.ladder",
     "Timeline": "protocol.timeline",
-    "BlockingStream": "supervisor.blocking_stream",
+    "ToolCall": "protocol.tool_calls",
+    **dict.fromkeys(("BlockingStream", "BlockingStreams"), "supervisor.blocking_stream"),
     "BlockingSupervisor": "supervisor.blocking",
     "default_model": "supervisor.default_model",
+    "Embeddings": "supervisor.embedding",
     "Event": "supervisor.events",
+    **dict.fromkeys(("TokenLogprob", "TopLogprob"), "supervisor.logprobs"),
     **dict.fromkeys(("Report", "Usage"), "supervisor.report"),
     **dict.fromkeys(("OnCrash", "Resume"), "supervisor.resume"),
     **dict.fromkeys(
@@ -81,12 +88,14 @@ _HOME = {
     ),
     **dict.fromkeys(("Status", "WorkerStatus"), "supervisor.status"),
     **dict.fromkeys(("Answer", "Stream"), "supervisor.stream"),
+    "Streams": "supervisor.streams",
     "Chunk": "supervisor.request",
     "Supervisor": "supervisor.supervisor",
 }  # fmt: skip
 
 __all__ = [  # noqa: RUF022
-    "Supervisor", "Stream", "BlockingSupervisor", "BlockingStream", "Chunk", "Answer", "Report", "Usage",
+    "Supervisor", "Stream", "Streams", "BlockingSupervisor", "BlockingStream", "BlockingStreams", "Chunk",
+    "Answer", "TokenLogprob", "TopLogprob", "ToolCall", "Embeddings", "Report", "Usage",
     "Resume", "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness",
     "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event",
     "default_model", "InfervisorError", "ConfigurationError", "UsageError",

@@ -5,7 +5,9 @@ Texts are UTF-8 whatever the locale: they are taken from the raw bytes of the ar
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import select
 from collections.abc import Sequence
@@ -44,6 +46,8 @@ def model_and_prompt(words: Sequence[str], model: str | None) -> tuple[str | Non
         if len(words) > 1:
             raise typer.BadParameter("the model is given twice: as an argument and with --model")
         return model, words[0] if words else None
+    if len(words) > 2:
+        raise typer.BadParameter("at most two arguments, MODEL and PROMPT: quote a prompt of several words")
     if len(words) == 2:
         if not words[0].lower().endswith(".gguf") and not _exists(words[0]):
             raise typer.BadParameter(
@@ -71,41 +75,116 @@ def _exists(word: str) -> bool:
         return False  # too long, or with a NUL: no path
 
 
-def prompt_of(word: str | None, *, model: str | None, has_input: bool, raw: bool) -> str:
-    """Return the prompt: the argument, or else all of standard input if that isn't a terminal.
+def prompt_of(
+    word: str | None, *, model: str | None, has_input: bool, raw: bool, name: str = "prompt"
+) -> str:
+    """Return the prompt, or what else `name` says: the argument, or all of standard input if that isn't a terminal.
 
     The line end that `echo` adds is taken off, but not from a raw prompt, which is continued as it is.
     """
     if word is not None:
-        prompt, source = text_of(word, "the prompt"), "the prompt"
+        prompt, source = text_of(word, f"the {name}"), f"the {name}"
     else:
         taken = "" if model is None else f" ({_shown(model)} was taken as the model)"
         if not has_input or os.isatty(0):
-            raise typer.BadParameter(f"no prompt{taken}: give one as an argument or on standard input")
+            raise typer.BadParameter(f"no {name}{taken}: give one as an argument or on standard input")
         prompt, source = _decoded(_read_stdin(), "standard input"), f"standard input{taken}"
         prompt = prompt if raw else prompt.removesuffix("\n")
     if not prompt:
-        raise typer.BadParameter(f"{source} is empty: there is nothing to answer")
+        raise typer.BadParameter(
+            f"{source} is empty: there is nothing to {'answer' if name == 'prompt' else 'look at'}"
+        )
     return prompt
 
 
 def _read_stdin() -> bytes:
+    return _read(0, "standard input")
+
+
+def _read(fd: int, source: str) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while size <= MAX_STDIN_BYTES:
         try:
-            piece = os.read(0, 1 << 16)
+            piece = os.read(fd, 1 << 16)
         except BlockingIOError:
             # Another process has made the stream that we share with it non-blocking.
-            select.select([0], [], [])
+            select.select([fd], [], [])
             continue
         except OSError as error:
-            raise typer.BadParameter(f"standard input can't be read: {error.strerror}") from None
+            raise typer.BadParameter(f"{source} can't be read: {error.strerror}") from None
         if not piece:
             return b"".join(pieces)
         pieces.append(piece)
         size += len(piece)
-    raise typer.BadParameter(f"standard input holds more than {MAX_STDIN_BYTES >> 20} MiB")
+    raise typer.BadParameter(f"{source} holds more than {MAX_STDIN_BYTES >> 20} MiB")
+
+
+def file_text(path: str, flag: str, *, has_input: bool = False, hint: str = "") -> str:
+    """Return what a file holds, UTF-8. has_input: whether - may be standard input. hint: after "no such file"."""
+    if path == "-":
+        if not has_input or os.isatty(0):
+            raise typer.BadParameter(
+                f"{flag}: there is nothing on standard input: pipe it in, or name a file"
+            )
+        return _decoded(_read_stdin(), "standard input")
+    source = f"{flag}: {_shown(path)}"
+    try:
+        fd = os.open(os.path.expanduser(os.fsencode(path)), os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = getattr(error, "strerror", None) or str(error)
+        raise typer.BadParameter(
+            f"{source}: there is no such file{hint}" if missing else f"{source} can't be read: {why}"
+        ) from None
+    try:
+        return _decoded(_read(fd, source), source)
+    finally:
+        os.close(fd)
+
+
+def lines_of(path: str, flag: str, *, has_input: bool) -> list[str]:
+    """Return the lines of a file or of standard input that aren't blank."""
+    # Not splitlines: U+2028 and the like may stand in a text.
+    lines = file_text(path, flag, has_input=has_input).split("\n")
+    return [line.removesuffix("\r") for line in lines if line.strip()]
+
+
+def model_beside_prompts(words: Sequence[str], model: str | None) -> str | None:
+    """Return the model where prompts are given by flags: the only argument, or the value of `--model`."""
+    if not words:
+        return model
+    if model is not None:
+        raise typer.BadParameter(
+            "the model is given by --model and prompts by --prompt or --prompts: leave the argument out"
+        )
+    word = words[0]
+    if len(words) > 1 or not (word.lower().endswith(".gguf") or _exists(word)):
+        shown = ", ".join(map(_shown, words))
+        raise typer.BadParameter(
+            f"beside --prompt or --prompts the only argument is the model, not {shown}: "
+            "give each prompt with --prompt"
+        )
+    return word
+
+
+def prompts_of(given: Sequence[str], file: str | None, *, has_input: bool, most: int) -> list[str]:
+    """Return the prompts of `--prompt`, or of the lines of a file."""
+    if given and file is not None:
+        raise typer.BadParameter("prompts are given with --prompt and --prompts: leave one of the two out")
+    if file is None:
+        prompts = [text_of(text, "a prompt") for text in given]
+        if not all(prompts):
+            raise typer.BadParameter("--prompt: a prompt is empty: there is nothing to answer")
+    else:
+        prompts = lines_of(file, "--prompts", has_input=has_input)
+        if not prompts:
+            raise typer.BadParameter(f"--prompts: {_shown(file)} has no line with a prompt")
+    if len(prompts) > most:
+        raise typer.BadParameter(
+            f"{len(prompts)} prompts; at most {most} are answered side by side: ask in several runs"
+        )
+    return prompts
 
 
 def seconds_or_none(flag: str, text: str) -> float | None:
@@ -134,7 +213,13 @@ def engine_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def llama_options(
-    engine: str, ctx: int | None, threads: int | None, gpu_layers: int | None
+    engine: str,
+    ctx: int | None,
+    threads: int | None,
+    gpu_layers: int | None,
+    *,
+    lora: Sequence[str] = (),
+    prefix_reuse: bool = True,
 ) -> dict[str, Any]:
     """Return the llama engine's options that have flags of their own."""
     given = {
@@ -142,13 +227,35 @@ def llama_options(
         "threads": threads,
         "threads_batch": threads,
         "n_gpu_layers": gpu_layers,
+        "lora": [_adapter(word) for word in lora] or None,
+        "prefix_reuse": None if prefix_reuse else False,
     }
     options = {name: value for name, value in given.items() if value is not None}
     if options and engine != "llama":
         raise typer.BadParameter(
-            f"--ctx, --threads and --gpu-layers are the llama engine's; give {engine} its options with -o"
+            "--ctx, --threads, --gpu-layers, --lora and --no-prefix-reuse are the llama engine's; "
+            f"give {engine} its options with -o"
         )
     return options
+
+
+def _adapter(word: str) -> dict[str, Any]:
+    """Return the adapter of `PATH[=SCALE]`. What exists as a file is a path, whatever it looks like."""
+    path, equals, end = word.rpartition("=")
+    scale = None
+    if equals and path and not _exists(word):
+        with contextlib.suppress(ValueError):
+            scale = float(end)
+    if scale is None:
+        return {"path": _absolute(word, "the path of an adapter")}
+    if not math.isfinite(scale):
+        raise typer.BadParameter(f"--lora: the scale of {_shown(word)} must be a number such as 0.5")
+    return {"path": _absolute(path, "the path of an adapter"), "scale": scale}
+
+
+def _absolute(path: str, name: str) -> str:
+    # Made absolute as bytes: under an ASCII locale a directory's name is no text to Python.
+    return _decoded(os.path.abspath(os.path.expanduser(os.fsencode(path))), name)
 
 
 def _refuse_constant(name: str) -> float:
@@ -158,9 +265,7 @@ def _refuse_constant(name: str) -> float:
 def model_path(model: str | None, engine: str) -> str | None:
     """Return the model's absolute path as text, or the embedded default's path if the llama engine has none."""
     if model is not None:
-        # Made absolute as bytes: under an ASCII locale a directory's name is no text to Python.
-        path = os.path.abspath(os.path.expanduser(os.fsencode(model)))
-        return _decoded(path, "the path of the model")
+        return _absolute(model, "the path of the model")
     if engine != "llama":
         return None
     from infervisor import ConfigurationError, default_model

@@ -1,9 +1,11 @@
-"""The one table of exit codes, and which end of a request gets which."""
+"""The one table of exit codes, which end of a request gets which, and how a command exits with one."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NoReturn
 
 from infervisor import EndClass, EndReason
 
@@ -59,6 +61,30 @@ def code_of(reason: EndReason) -> ExitCode:
     return _OF_CLASS[reason.end_class]
 
 
+_BY_GRAVITY = (
+    ExitCode.OK,
+    ExitCode.CANCELLED,
+    ExitCode.TERMINATED,
+    ExitCode.READER_GONE,
+    ExitCode.REFUSED,
+    ExitCode.DEADLINE,
+    ExitCode.FAULT,
+    ExitCode.OUTPUT_FAILED,
+)
+
+
+def worst(codes: Iterable[ExitCode]) -> ExitCode:
+    """Return the gravest of the codes of several answers: what somebody wanted is less grave than a fault."""
+    return max(codes, key=_BY_GRAVITY.index)
+
+
 def help_text() -> str:
     r"""Return the table for `--help`; the \b keeps its lines apart."""
     return "Exit codes:\n\n\b\n" + "\n".join(f"{code.value:>3}  {code.meaning}" for code in ExitCode)
+
+
+def exit_with(command: Callable[[], Awaitable[ExitCode]]) -> NoReturn:
+    """Run a command in an event loop and exit with its code."""
+    import anyio
+
+    sys.exit(anyio.run(command))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.abc
@@ -28,12 +28,12 @@ class Interrupts:
         self._tell = tell
         self._signals = 0
         self._is_leaving = False
-        self._stream: Stream | None = None
-        self._work: anyio.CancelScope | None = None
+        self._streams: Sequence[Stream] = ()
+        self._work: Sequence[anyio.CancelScope] = ()
 
-    def guard(self, work: anyio.CancelScope, stream: Stream | None = None) -> None:
-        """From now on an interruption cancels `stream` and `work`, and a second Ctrl-C kills its worker."""
-        self._work, self._stream = work, stream
+    def guard(self, *work: anyio.CancelScope, streams: Sequence[Stream] = ()) -> None:
+        """From now on an interruption cancels `streams` and `work`, and a second Ctrl-C kills their worker."""
+        self._work, self._streams = work, tuple(streams)
         if self.code is not None:
             # Race "it came between two guards": what it was meant for has just begun.
             self._stop()
@@ -41,7 +41,7 @@ class Interrupts:
     def leaving(self) -> None:
         """Nothing is left but to stop the worker: from now on any Ctrl-C ends this process at once."""
         self._is_leaving = True
-        self._stream = self._work = None
+        self._streams = self._work = ()
 
     async def watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Task: take signals until cancelled. What this process was started to ignore stays ignored."""
@@ -77,19 +77,22 @@ class Interrupts:
         self._signals += 1
         if self.code is None:
             self.code = ExitCode.CANCELLED
-        if self._is_leaving or self._signals > 2 or (self._signals == 2 and self._stream is None):
+        if self._is_leaving or self._signals > 2 or (self._signals == 2 and not self._streams):
             # The worker ends with this process: its control pipe closes and the system kills it.
             os._exit(self.code)
         if self._signals == 1:
-            self._tell("stopping; Ctrl-C again " + ("kills the worker" if self._stream else "leaves at once"))
+            self._tell(
+                "stopping; Ctrl-C again " + ("kills the worker" if self._streams else "leaves at once")
+            )
             self._stop()
-        elif self._stream is not None:
+        elif self._streams:
             self._tell("killing the worker; Ctrl-C again leaves at once")
-            self._stream.kill()
+            for stream in self._streams:
+                stream.kill()
 
     def _stop(self) -> None:
-        if self._stream is not None:
-            gone = self.code is ExitCode.READER_GONE
-            self._stream.cancel(EndReason.CLIENT_DISCONNECTED if gone else EndReason.CANCELLED)
-        if self._work is not None:
-            self._work.cancel()
+        gone = self.code is ExitCode.READER_GONE
+        for stream in self._streams:
+            stream.cancel(EndReason.CLIENT_DISCONNECTED if gone else EndReason.CANCELLED)
+        for work in self._work:
+            work.cancel()

@@ -12,6 +12,7 @@ import queue
 import select
 import stat
 import threading
+import time
 
 import anyio
 import anyio.from_thread
@@ -19,6 +20,9 @@ import anyio.lowlevel
 
 MIN_COLUMNS = 44
 """What a progress bar takes."""
+MIN_LINES = 24
+PIECE_BYTES = 4096
+"""Written at once: a reader who takes that much, however slowly, isn't stuck."""
 MAX_WAITING = 1000
 """Pieces that `post` may leave in the queue; more are dropped, since nobody reads them."""
 
@@ -28,11 +32,13 @@ class Output:
 
     def __init__(self, fd: int) -> None:
         self.is_terminal = os.isatty(fd)
-        self.draws = self.is_terminal and os.environ.get("TERM") != "dumb" and _columns(fd) >= MIN_COLUMNS
+        self.draws = self.is_terminal and os.environ.get("TERM") != "dumb" and _size(fd)[0] >= MIN_COLUMNS
         """Whether a line can be drawn over again."""
         self.dropped = 0
         self._fd = fd
         self._error: OSError | None = None
+        self._stands_since_s: float | None = None
+        """When the write that is under way began, or last got further."""
         self._waiting: queue.SimpleQueue[tuple[bytes, anyio.Event | None]] = queue.SimpleQueue()
         self._token = anyio.lowlevel.current_token()
         threading.Thread(target=self._write_forever, name=f"output {fd}", daemon=True).start()
@@ -59,6 +65,19 @@ class Output:
         else:
             self.dropped += 1
 
+    async def stuck(self, for_s: float) -> None:
+        """Return when a reader has taken nothing of what waits for it for so many seconds."""
+        while True:
+            since_s = self._stands_since_s
+            left_s = for_s if since_s is None else since_s + for_s - time.monotonic()
+            if left_s <= 0:
+                return
+            await anyio.sleep(left_s)
+
+    def size(self) -> tuple[int, int]:
+        """Return the columns and lines of a terminal."""
+        return _size(self._fd)
+
     async def flush(self, within_s: float) -> None:
         """Wait until everything is written, but not for longer than `within_s` seconds."""
         with anyio.move_on_after(within_s, shield=True):
@@ -72,14 +91,26 @@ class Output:
             data, written = self._waiting.get()
             try:
                 if self._error is None:
-                    _write_all(self._fd, data)
+                    self._write_all(data)
             except OSError as error:
                 self._error = error
+            self._stands_since_s = None
             if written is not None:
                 try:
                     anyio.from_thread.run_sync(written.set, token=self._token)
                 except RuntimeError:
                     return  # the loop is over: nobody waits any more
+
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        self._stands_since_s = time.monotonic()
+        while view:
+            try:
+                view = view[os.write(self._fd, view[:PIECE_BYTES]) :]
+                self._stands_since_s = time.monotonic()
+            except BlockingIOError:
+                # Another process has made the stream that we share with it non-blocking.
+                select.select([], [self._fd], [])
 
     async def reader_gone(self) -> None:
         """Return when the reading end of a pipe is closed; never for anything else.
@@ -92,21 +123,12 @@ class Output:
         await anyio.wait_readable(self._fd)
 
 
-def _columns(fd: int) -> int:
+def _size(fd: int) -> tuple[int, int]:
     try:
-        return os.get_terminal_size(fd).columns or MIN_COLUMNS  # 0 is unknown
+        columns, lines = os.get_terminal_size(fd)
     except OSError:
-        return MIN_COLUMNS
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:
-            # Another process has made the stream that we share with it non-blocking.
-            select.select([], [fd], [])
+        columns = lines = 0
+    return columns or MIN_COLUMNS, lines or MIN_LINES  # 0 is unknown
 
 
 def _is_write_end_of_pipe(fd: int) -> bool:

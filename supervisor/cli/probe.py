@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import anyio
 
-from infervisor import Deadlines, InfervisorError, Supervisor
+from infervisor import Deadlines, Event, InfervisorError, Supervisor
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from infervisor.supervisor.cli.interrupts import Interrupts
 from infervisor.supervisor.cli.output import Output
@@ -80,20 +80,27 @@ async def _run_steps(
     settings: ProbeSettings, show: _Lines, diagnostics: Diagnostics, interrupts: Interrupts
 ) -> ExitCode:
     told = Told(diagnostics.event)
-    supervisor = Supervisor(
-        settings.model,
-        engine=settings.engine,
-        options=settings.options,
-        deadlines=Deadlines(startup_s=settings.step_timeout_s),
-        python=settings.python,
-        on_event=told,
-        wait_until_ready=False,
-    )
+
+    def supervised(more: Mapping[str, Any], on_event: Callable[[Event], None], *, wait: bool) -> Supervisor:
+        return Supervisor(
+            settings.model,
+            engine=settings.engine,
+            options={**settings.options, **more},
+            deadlines=Deadlines(startup_s=settings.step_timeout_s),
+            python=settings.python,
+            on_event=on_event,
+            wait_until_ready=wait,
+        )
+
+    def another(more: Mapping[str, Any]) -> Supervisor:
+        return supervised(more, diagnostics.event, wait=True)
+
+    supervisor = supervised({}, told, wait=False)
     results: list[StepResult] = []
     with anyio.CancelScope() as working:
         interrupts.guard(working)
         async with supervisor:
-            subject = Probe(supervisor, told)
+            subject = Probe(supervisor, told, another, settings.step_timeout_s)
             for name, action in STEPS:
                 if name == EXIT:
                     interrupts.leaving()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
 
 from infervisor import EndReason, Event, ModelLoadError, Report, Stream, Supervisor
+from infervisor.supervisor.cli.probe_threads import NotHere, compare
 from infervisor.supervisor.events import (
     BreakerOpened,
     LoadProgress,
@@ -81,12 +83,26 @@ class Told:
 
 
 class Probe:
-    """One supervised worker and what is known of it so far."""
+    """One supervised worker and what is known of it so far.
 
-    def __init__(self, supervisor: Supervisor, told: Told) -> None:
+    another: makes a supervisor like this one, with further options of the engine. step_timeout_s: the longest time
+    of a step.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        told: Told,
+        another: Callable[[Mapping[str, Any]], Supervisor],
+        step_timeout_s: float,
+    ) -> None:
         self.supervisor = supervisor
         self.told = told
         self.facts: Mapping[str, Any] = {}
+        self._another = another
+        self._step_timeout_s = step_timeout_s
+        self._began_s = time.monotonic()
+        self._load_s = 0.0
 
     async def spawn(self) -> Outcome:
         """The process is there and speaks."""
@@ -110,6 +126,7 @@ class Probe:
     async def load(self) -> Outcome:
         """The model is loaded."""
         self.facts = facts = await self.supervisor.wait_ready()
+        self._load_s = time.monotonic() - self._began_s
         extra = facts.get("extra", {})
         device = "GPU offload possible" if extra.get("gpu_offload") else "CPU"
         threads = f", {extra['threads']} threads" if "threads" in extra else ""
@@ -210,6 +227,15 @@ class Probe:
             {"pause_s": pause_s, "pid": report.worker_pid, "same_text": same},
         )
 
+    async def threads(self) -> Outcome:
+        """How many threads are best, each number tried in a worker of its own."""
+        try:
+            return await compare(
+                self.facts, self._another, load_s=self._load_s, within_s=self._step_timeout_s
+            )
+        except NotHere as reason:
+            raise Skipped(str(reason)) from None
+
     async def exit(self) -> Outcome:
         """The worker is stopped and collected."""
         await self.supervisor.stop()
@@ -255,5 +281,6 @@ STEPS: tuple[tuple[str, Callable[[Probe], Awaitable[Outcome]]], ...] = (
     ("cancel in decode", Probe.cancel_in_decode),
     ("release", Probe.release),
     ("kill and resume", Probe.kill_and_resume),
+    ("threads", Probe.threads),
     (EXIT, Probe.exit),
 )

@@ -139,6 +139,15 @@ class CellRun(Making):
             await self.told.wait_for(WorkerExited)
         await self._before()
 
+    async def _preparing(self) -> None:
+        others = ("poison", "keeps") if self.expected.end is End.POISONED else ("keeps", "fails")
+        async with self.requests(*others) as readers:
+            if not self.is_from_inside:
+                await until(self.happened.exists)
+                await self.strike()
+            await self._finish(*readers)
+            self._judge(*readers)
+
     async def _prefill(self) -> None:
         others = ("poison", "keeps") if self.expected.end is End.POISONED else ("keeps", "fails")
         async with self.requests(*others) as readers:
@@ -267,7 +276,11 @@ class CellRun(Making):
             assert (resume.cause, resume.worker_pid) == (cause, self.first_pid)
             assert resume.pause_s is not None
             assert 0 <= resume.delivered_tokens < TOKENS
-            fails.ended_as(cause.end_reason)
+            if self.phase is Phase.PREPARING and self.name == "hang":
+                # A thread that hangs keeps nobody else waiting: its neighbour was done before it was found out.
+                fails.is_whole()
+            else:
+                fails.ended_as(cause.end_reason)
             assert fails.stream.report.resumes == ()
             (interrupted,) = self.told.of(RequestInterrupted)
             (resumed,) = self.told.of(RequestResumed)

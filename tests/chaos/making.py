@@ -37,6 +37,7 @@ python() { exec "$PYTHON" -c "import os, time; frames = $frames; $1"; }
 
 AT: dict[Phase, dict[str, Any]] = {
     Phase.LOAD: {"at": "load"},
+    Phase.PREPARING: {"at": "prepare", "prompt_contains": "keeps"},
     Phase.PREFILL: {"at": "prefill", "after": 8},
     Phase.DECODE: {"at": "decode", "after": READ_FIRST},
     Phase.ENDING: {"at": "release"},
@@ -88,7 +89,7 @@ class Making:
             return [
                 {**AT[self.phase], "kind": self.fault.kind, **self.fault.parts, **({} if forever else once)}
             ]
-        if (self.phase is Phase.LOAD and self.is_by_signal) or self.phase is Phase.ENDING:
+        if (self.phase is Phase.LOAD and self.is_by_signal) or self.phase in (Phase.PREPARING, Phase.ENDING):
             seconds = 0.5 if self.expected.end is End.UNHARMED else None
             return [{**AT[self.phase], "kind": "hang", "seconds": seconds, **once}]
         if self.phase in (Phase.CANCELLING, Phase.CLOSING) and self.expected.end is not End.UNHARMED:

@@ -29,6 +29,7 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
     "release": {"at": "release"},
     "load": {"at": "load"},
     "open": {"at": "open"},
+    "prepare": {"at": "prepare"},
 }
 STALL = {"then": "stall"}
 LETHAL: Mapping[str, Mapping[str, Any]] = {
@@ -79,8 +80,14 @@ def planned_faults(directory: Path) -> list[dict[str, Any]]:
 
 
 def _exists(kind: str, place: str) -> bool:
-    """Whether a kind makes sense in a place: a hang while loading costs the whole startup deadline."""
-    return place != "load" or kind not in ("forged_id", "credit_violation", *SLOWLY_LETHAL)
+    """Whether a kind makes sense in a place.
+
+    A hang while loading costs the whole startup deadline; one while preparing isn't found out as long as others are
+    served. Where a thread that prepares wrote frames, they would mix with the work loop's.
+    """
+    if place not in ("load", "prepare"):
+        return True
+    return kind not in ("forged_id", "credit_violation", *SLOWLY_LETHAL)
 
 
 def _file(directory: Path, kind: str, place: str) -> Path:
@@ -137,7 +144,7 @@ class Storm:
         assert self._directory is not None
         kind = self._draw.choice(list(kinds))
         # Loading and opening are short: rarer, or most workers would never serve.
-        place = self._draw.choices(list(PLACES), (4, 6, 4, 2, 1, 1))[0]
+        place = self._draw.choices(list(PLACES), (4, 6, 4, 2, 1, 1, 2))[0]
         file = _file(self._directory, kind, place)
         if file.exists() or not _exists(kind, place):
             return False

@@ -22,6 +22,7 @@ class Phase(enum.StrEnum):
     HANDSHAKE = "handshake"
     LOAD = "load"
     IDLE = "idle"
+    PREPARING = "preparing"
     PREFILL = "prefill"
     DECODE = "decode"
     PAUSED = "paused"
@@ -36,6 +37,7 @@ ABOUT_PHASES: Mapping[Phase, str] = {
     Phase.HANDSHAKE: "it hasn't said hello",
     Phase.LOAD: "it loads the model",
     Phase.IDLE: "it has nothing to do",
+    Phase.PREPARING: "it renders and tokenises a request, in a thread beside the others' steps",
     Phase.PREFILL: "it reads prompts",
     Phase.DECODE: "it computes tokens",
     Phase.PAUSED: "its readers have taken nothing for a while, so it has no credit",
@@ -68,7 +70,8 @@ ABOUT_ENDS: Mapping[End, str] = {
     End.ENDED: "A complete answer stays one. Its neighbours go on in the next worker.",
     End.CANCELLED: "Who cancelled is told at once, and released by the worker's end. Its neighbours go on in the "
     "next worker.",
-    End.FAILED: "The requests of that step end with the reason, whatever `on_crash` says. The worker goes on.",
+    End.FAILED: "The requests of that step, or the one that is being prepared, end with the reason, whatever "
+    "`on_crash` says. The worker goes on.",
     End.POISONED: "The request ends as `poisoned` once it was alone in two workers that died. The others go on.",
     End.REFUSED: "Requests are refused as `unavailable` at once, until the cause is gone.",
     End.CLOSED: "Requests end as `shutting_down`, and closing ends within its graces.",
@@ -110,6 +113,8 @@ _NOT_CALLED = NotHere("the engine isn't called: nothing of its own can go wrong"
 _LIKE_DECODE = NotHere("the engine's step is like any other: see decode")
 _STANDS_ALREADY = NotHere("it is inside a step that doesn't end: nothing else can go wrong in it")
 
+_LOOP_WRITES = NotHere("no thread that prepares writes frames: see decode")
+
 _FLOODS_ENOUGH = NotHere("output is drained by a task of its own, whatever else goes on: see decode")
 
 UNHARMED = Expected(End.UNHARMED)
@@ -121,7 +126,8 @@ def _dies(cause: DeathCause) -> Row:
     return {
         **dict.fromkeys((Phase.SPAWN, Phase.HANDSHAKE, Phase.LOAD, Phase.IDLE), Expected(End.WAITED, cause)),
         **dict.fromkeys(
-            (Phase.PREFILL, Phase.DECODE, Phase.PAUSED, Phase.DRAINING), Expected(End.RESUMED, cause)
+            (Phase.PREPARING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED, Phase.DRAINING),
+            Expected(End.RESUMED, cause),
         ),
         Phase.ENDING: Expected(End.ENDED, cause),
         Phase.CANCELLING: Expected(End.CANCELLED, cause),
@@ -136,12 +142,19 @@ def _engine_dies(cause: DeathCause) -> Row:
         Phase.HANDSHAKE: _NO_ENGINE,
         Phase.LOAD: Expected(End.WAITED, cause),
         Phase.IDLE: _NOT_CALLED,
-        **dict.fromkeys((Phase.PREFILL, Phase.DECODE, Phase.DRAINING), Expected(End.RESUMED, cause)),
+        **dict.fromkeys(
+            (Phase.PREPARING, Phase.PREFILL, Phase.DECODE, Phase.DRAINING), Expected(End.RESUMED, cause)
+        ),
         Phase.PAUSED: _NOT_CALLED,
         Phase.ENDING: Expected(End.ENDED, cause),
         Phase.CANCELLING: _STANDS_ALREADY,
         Phase.CLOSING: _STANDS_ALREADY,
     }
+
+
+def _breaks_frames(cause: DeathCause) -> Row:
+    """A death that comes from what is written into the frames pipe while the engine runs."""
+    return {**_engine_dies(cause), Phase.PREPARING: _LOOP_WRITES}
 
 
 def _only(why: NotHere, cells: Row) -> Row:
@@ -169,6 +182,7 @@ TABLE: Mapping[str, Row] = {
     "memory_error": _only(
         _LIKE_DECODE,
         {
+            Phase.PREPARING: Expected(End.FAILED, reason=EndReason.ENGINE_ERROR),
             Phase.PREFILL: Expected(End.FAILED, reason=EndReason.ENGINE_ERROR),
             Phase.DECODE: Expected(End.FAILED, reason=EndReason.ENGINE_ERROR),
         },
@@ -177,7 +191,7 @@ TABLE: Mapping[str, Row] = {
         **_engine_dies(_CRASHED),
         Phase.LOAD: Expected(End.WAITED, DeathCause.LOAD_FAILED),
         **dict.fromkeys(
-            (Phase.PREFILL, Phase.DECODE, Phase.DRAINING),
+            (Phase.PREPARING, Phase.PREFILL, Phase.DECODE, Phase.DRAINING),
             Expected(End.FAILED, reason=EndReason.ENGINE_ERROR),
         ),
     },
@@ -196,7 +210,8 @@ TABLE: Mapping[str, Row] = {
     "stop_for_good": {
         **dict.fromkeys((Phase.SPAWN, Phase.HANDSHAKE, Phase.LOAD), _STUCK_EARLY),
         **dict.fromkeys(
-            (Phase.IDLE, Phase.PREFILL, Phase.DECODE, Phase.DRAINING), Expected(End.RESUMED, _HUNG)
+            (Phase.IDLE, Phase.PREPARING, Phase.PREFILL, Phase.DECODE, Phase.DRAINING),
+            Expected(End.RESUMED, _HUNG),
         ),
         # Found out when the readers take again, which gives it credit and so something to do.
         Phase.PAUSED: Expected(End.RESUMED, _HUNG),
@@ -224,21 +239,21 @@ TABLE: Mapping[str, Row] = {
         Phase.ENDING: NotHere("the end lies in the pipe meanwhile: see decode"),
         Phase.CLOSING: CLOSED,
     },
-    "garbage": {**_engine_dies(_BROKEN), **_BROKEN_EARLY},
+    "garbage": {**_breaks_frames(_BROKEN), **_BROKEN_EARLY},
     "partial_frame": {
-        **_engine_dies(_HUNG),
+        **_breaks_frames(_HUNG),
         Phase.HANDSHAKE: _STUCK_EARLY,
         Phase.LOAD: _STUCK_EARLY,
     },
-    "torn_frame": {**_engine_dies(_CRASHED), **_EARLY_EXIT},
-    "oversized_frame": {**_engine_dies(_BROKEN), **_BROKEN_EARLY},
-    "forged_id": _engine_dies(_BROKEN),
+    "torn_frame": {**_breaks_frames(_CRASHED), **_EARLY_EXIT},
+    "oversized_frame": {**_breaks_frames(_BROKEN), **_BROKEN_EARLY},
+    "forged_id": _breaks_frames(_BROKEN),
     "credit_violation": {
-        **_engine_dies(_BROKEN),
+        **_breaks_frames(_BROKEN),
         Phase.LOAD: NotHere("there is no request to overdraw"),
         Phase.ENDING: NotHere("tokens after the end are refused in the same way: see forged ids"),
     },
-    "close_frames": {**_engine_dies(_BROKEN), **_BROKEN_EARLY},
+    "close_frames": {**_breaks_frames(_BROKEN), **_BROKEN_EARLY},
     "close_control": _only(
         NotHere("seen at the next message, which comes with a request or with credit: see decode"),
         {
@@ -274,7 +289,10 @@ TABLE: Mapping[str, Row] = {
     ),
     "poison": _only(
         NotHere("no prompt is at work"),
-        dict.fromkeys((Phase.PREFILL, Phase.DECODE), Expected(End.POISONED, _CRASHED, EndReason.POISONED)),
+        dict.fromkeys(
+            (Phase.PREPARING, Phase.PREFILL, Phase.DECODE),
+            Expected(End.POISONED, _CRASHED, EndReason.POISONED),
+        ),
     ),
     "host_killed": dict.fromkeys(Phase, _HOST_KILLED),
 }

@@ -80,7 +80,11 @@ tokens = st.lists(
     ),
     max_size=5,
 )
-packed = (plain | tokens).map(lambda value: bytes(msgpack.packb(value))) | st.sampled_from(ODD_BYTES)
+vectors = st.lists(st.binary(max_size=16) | st.sampled_from([bytes(12), b"\0\0\xc0\x7f" * 3]), max_size=4)
+told = st.tuples(st.sampled_from([0, 1, 2]), st.just("a"), st.lists(plain | vectors, max_size=4))
+packed = (plain | tokens | vectors | st.lists(told, min_size=1, max_size=3)).map(
+    lambda value: bytes(msgpack.packb(value))
+) | st.sampled_from(ODD_BYTES)
 
 kind = st.integers(0, len(KINDS) - 1)
 proper = st.builds(lambda *numbers: step(Do.PROPER, *numbers), kind, FEW, BYTE)
@@ -96,8 +100,8 @@ frame = st.one_of(
     packed.map(lambda payload: Step(Do.FRAME, payload)),
     # Forged ids, of attempts that were and that will be.
     st.builds(
-        lambda name, number, index: Step(Do.FRAME, msgpack.packb([name, 1, number, index, 0, 1])),
-        st.sampled_from(["started", "tokens", "ended", "released"]),
+        lambda name, number, index: Step(Do.FRAME, _forged(name, number, index)),
+        st.sampled_from(["started", "tokens", "ended", "released", "vectors", "answered"]),
         st.integers(0, 9) | st.sampled_from(NUMBERS),
         st.integers(0, 3),
     ),
@@ -129,6 +133,8 @@ callers = st.builds(
     st.sampled_from(
         [
             Do.OPEN,
+            Do.EMBED,
+            Do.ASK,
             Do.TAKE,
             Do.CANCEL,
             Do.KILL,
@@ -146,22 +152,42 @@ callers = st.builds(
 )
 
 
+def _forged(name: str, number: int, index: int) -> bytes:
+    rest: list[Any] = [index, 0, 1]
+    if name == "vectors":
+        rest = [index, [bytes(12)]]
+    elif name == "answered":
+        rest = [index, None] if index % 2 else [bytes(8), None]
+    return bytes(msgpack.packb([name, 1, number, *rest]))
+
+
 def _array(name: str, fields: list[bytes]) -> bytes:
     head: bytes = msgpack.packb(name)
     return bytes([0x90 + 1 + len(fields[:14])]) + head + b"".join(fields[:14])
 
 
-def serving(window: int, slots: int) -> list[Step]:
-    """Return the steps to a worker that serves one stream."""
+def serving(window: int, slots: int, asked: int = 0) -> list[Step]:
+    """Return the steps to a worker that serves one stream. asked: see `Do.OPEN`."""
+    return _begun(slots, step(Do.OPEN, window, asked))
+
+
+def embedding(texts: int, slots: int) -> list[Step]:
+    """Return the steps to a worker that embeds so many texts, and was asked something."""
+    return _begun(slots, step(Do.EMBED, texts - 1), step(Do.ASK, texts))
+
+
+def _begun(slots: int, *asked: Step) -> list[Step]:
     return [
         step(Do.PROPER, KINDS.index("hello")),
         step(Do.PROPER, KINDS.index("ready"), 0, slots),
-        step(Do.OPEN, window),
+        *asked,
         step(Do.PROPER, KINDS.index("started")),
     ]
 
 
-begun = st.builds(serving, st.sampled_from([0, 1, 3, 31, 255]), FEW)
+begun = st.builds(serving, st.sampled_from([0, 1, 3, 31, 255]), FEW, st.integers(0, 7)) | st.builds(
+    embedding, st.integers(1, 8), FEW
+)
 
 
 def _scripts(*more: st.SearchStrategy[Step]) -> st.SearchStrategy[list[Step]]:

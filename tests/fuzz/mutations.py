@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 
+from infervisor.protocol.messages import PROTOCOL_VERSION
 from tests.fuzz.grammar import NUMBERS, ODD_BYTES, STRANGE_KEYS
 from tests.fuzz.parent_side import KINDS
 from tests.fuzz.script import Do, Step, bytes_of, step, steps_of
@@ -16,7 +17,7 @@ VALUES: list[Any] = [
     [[1, "", None]], [[1, "a", [{}]]], {"decode": 1}, {"slots": 1, "context_tokens": 1}, *NUMBERS,
 ]  # fmt: skip
 FRAMES: list[list[Any]] = [
-    ["hello", 1, 2, 1, {}],
+    ["hello", 1, PROTOCOL_VERSION, 1, {}],
     ["progress", 1, "load", 0.5],
     ["ready", 1, "f", {"slots": 1, "context_tokens": 9}],
     ["failed", 1, "model_load", "no", "", True],
@@ -25,6 +26,10 @@ FRAMES: list[list[Any]] = [
     ["ended", 1, 1, "stop", "", {"prompt_tokens": 1}, None],
     ["ended", 1, 1, "engine_error", "", {}, {"code": "x", "message": "m", "detail": "d", "field": "f"}],
     ["released", 1, 1, None, 1],
+    ["vectors", 1, 1, 0, [bytes(12), bytes(12)]],
+    ["tokens", 1, 1, 0, [[1, "a", [-0.5, [[1, b"a", -0.5]], b"a"]]]],
+    ["answered", 1, 1, bytes(8), None],
+    ["answered", 1, 1, None, {"code": "invalid_request", "message": "m", "field": "text"}],
     ["beat", 1, 1, {"prefill": 1}, 1, 0],
     ["log", 1, "info", "text", 0],
 ]

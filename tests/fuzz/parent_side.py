@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -29,13 +30,15 @@ from infervisor.supervisor import dispatcher as dispatcher_module
 from infervisor.supervisor import events
 from infervisor.supervisor.attempt import Attempt
 from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.embedding import check_texts
 from infervisor.supervisor.launch import WorkerSettings
 from infervisor.supervisor.link import READ_BYTES, READS_A_TURN
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.pool import Pool
 from infervisor.supervisor.process import ExitStatus
-from infervisor.supervisor.request import Request
-from infervisor.supervisor.request_input import check_request
+from infervisor.supervisor.queries import MAX_UNANSWERED, OpenQuery, _read_count, _read_ids, _read_text
+from infervisor.supervisor.request import Chunk, Request
+from infervisor.supervisor.request_input import RequestInput, check_request
 from infervisor.supervisor.resume import OnCrash
 from infervisor.supervisor.settings import PoolSettings
 from infervisor.supervisor.stream import Stream
@@ -55,8 +58,18 @@ MAX_STEP_CPU_S = 5.0
 """The thread's own time, so that a busy machine changes nothing; the slowest frame takes a tenth of it."""
 PATIENCE_S = 20_000
 """Virtual: eight streams, each of which may first starve for its 300 s and wait for two starts of 120 s."""
-KINDS = ("hello", "ready", "started", "tokens", "ended", "released", "beat", "progress", "log", "failed")
+KINDS = (
+    "hello", "ready", "started", "tokens", "ended", "released", "beat", "progress", "log", "failed", "vectors",
+    "answered",
+)  # fmt: skip
 WHY = ("stop", "stop_sequence", "length", "context_full", "cancelled", "invalid_request", "engine_error")
+FACTS = {"context_tokens": 4096, "has_chat_template": True, "extra": {"tool_format": "hermes"}}
+DIMENSIONS = 3
+CALLS = ("<tool_call>", '{"name": "look", ', '"arguments": {}}', "</tool_call>", "so ", "<", "{ ")
+"""What streams with tools are told: calls, and what begins like one."""
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+ASKED = {"tokenize": (_read_ids, bytes(8)), "detokenize": (_read_text, b"text"), "count": (_read_count, 7)}
+"""Queries by kind: what reads the answer, and a proper one."""
 TIGHT = Deadlines(queue_s=5, startup_s=10, first_token_s=5, stall_s=3, total_s=60, consumer_s=20)
 SETTINGS = WorkerSettings(
     command=("worker",),
@@ -100,6 +113,8 @@ class ParentSide:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.streams: list[Opened] = []
+        self.queries: list[tuple[str, OpenQuery]] = []
+        """Every question so far, by kind."""
         self.causes: list[p.DeathCause] = []
         self.messages: list[str] = []
         self.errors: list[ProtocolError] = []
@@ -227,19 +242,23 @@ class ParentSide:
             case "progress":
                 return ["progress", now, "load", (count % 11) / 10] if loading else None
             case "ready":
-                return (
-                    ["ready", now, "f", {"slots": 1 + count % 3, "context_tokens": 4096}] if loading else None
-                )
+                return ["ready", now, "f", {"slots": 1 + count % 3, **FACTS}] if loading else None
             case "failed":
                 return ["failed", now, "model_load", "no", "", bool(count % 2)] if loading else None
             case "beat":
                 return ["beat", now, count, {"prefill": count, "decode": 2 * count}, 1, 0]
             case "log":
                 return ["log", now, "info", "x" * count, 0]
+            case "answered":
+                return self._proper_answer(which, count, worker)
         return self._proper_of_attempt(kind, which, count, worker)
 
     def _proper_of_attempt(self, kind: str, which: int, count: int, worker: Worker) -> list[Any] | None:
-        attempts = [a for a in worker.attempts.values() if a.state.phase in _BEFORE[kind]]
+        attempts = [
+            a
+            for a in worker.attempts.values()
+            if a.state.phase in _BEFORE[kind] and (kind not in _OF_TEXTS or a._embeds is _OF_TEXTS[kind])
+        ]
         if not attempts:
             return None
         attempt: Attempt = attempts[which % len(attempts)]
@@ -249,28 +268,60 @@ class ParentSide:
                 return ["started", now, attempt.id, 0, 0, count]
             case "tokens":
                 room = min(1 + count % 64, window.limit - window.received)
-                # Every third has no text, as if it were held back.
-                tokens = [[t, "" if (count + t) % 3 == 0 else f"w{t} ", None] for t in range(room)]
+                tokens = [_proper_token(attempt.request, t, count) for t in range(room)]
                 return ["tokens", now, attempt.id, window.received, tokens] if room else None
+            case "vectors":
+                due = min(1 + count % 4, attempt._vectors_due - attempt._vectors)
+                vectors = [bytes(4 * DIMENSIONS)] * due
+                return ["vectors", now, attempt.id, attempt._vectors, vectors] if due else None
             case "ended":
+                # What embeds ends by itself only when all is there.
+                why = WHY if not attempt._vectors_due > attempt._vectors else WHY[-3:]
                 usage = {
                     "prompt_tokens": 1, "cached_tokens": 0,
                     "completion_tokens": window.received, "computed_tokens": window.received,
                 }  # fmt: skip
-                return ["ended", now, attempt.id, WHY[count % len(WHY)], "." * (count % 2), usage, None]
+                return ["ended", now, attempt.id, why[count % len(why)], "." * (count % 2), usage, None]
             case _:
                 return ["released", now, attempt.id, now if count % 2 else None, now]
 
+    def _proper_answer(self, which: int, count: int, worker: Worker) -> list[Any] | None:
+        kinds = {query.id: kind for kind, query in self.queries}
+        open_ones = list(worker.queries._open)
+        if not open_ones:
+            return None
+        query_id = open_ones[which % len(open_ones)]
+        if count % 4 == 3:
+            error = {"code": "invalid_request", "message": "no", "field": "text"}
+            return ["answered", self.clock.now_ns, query_id, None, error]
+        return ["answered", self.clock.now_ns, query_id, ASKED[kinds[query_id]][1], None]
+
     # --- the caller ------------------------------------------------------------------------------
 
-    def open(self, window: int, deadlines: Deadlines) -> None:
-        """Start a stream."""
+    def open(self, window: int, asked: int) -> None:
+        """Start a stream. asked: with tight deadlines (1), log-probabilities (2), tools (4)."""
+        wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if asked & 2 else {}
+        if asked & 4:
+            messages = [{"role": "user", "content": "hello"}]
+            given = check_request(None, messages, window=window, seed=1, tools=[TOOL], **wanted)
+        else:
+            given = check_request("hello", None, window=window, seed=1, **wanted)
+        self._start(given, TIGHT if asked & 1 else Deadlines())
+
+    def embed(self, texts: int) -> None:
+        """Ask for the vectors of so many texts."""
+        self._start(check_texts([f"text {number}" for number in range(texts)]), Deadlines())
+
+    def ask(self, kind: str) -> None:
+        """Ask the worker what computes nothing."""
+        worker = self.worker
+        if worker is not None and worker.is_ready and len(worker.queries) < MAX_STREAMS:
+            read = partial(ASKED[kind][0], facts=worker.facts)
+            self.queries.append((kind, worker.queries.ask(kind, {"text": "hello"}, read)))
+
+    def _start(self, given: RequestInput, deadlines: Deadlines) -> None:
         if len(self.streams) >= MAX_STREAMS:
             return
-        given = check_request(
-            "hello", None, window=window, max_tokens=None, stop=None, ignore_eos=False, seed=1, special=True,
-            sampling={},
-        )  # fmt: skip
         # Every second one outlives its worker.
         on_crash = OnCrash.RESUME if len(self.streams) % 2 else OnCrash.FAIL
         request = self.dispatcher.create(given, deadlines, on_crash)
@@ -287,10 +338,16 @@ class ParentSide:
             if opened.refused or not (opened.request.has_chunk or opened.request.has_ended):
                 return
             try:
+                # What may be the beginning of a call is held back: then there is nothing yet.
+                if opened.request.input.tools is not None and not opened.request.has_ended:
+                    chunk = opened.stream._next_now()
+                    if chunk is None:
+                        return
+                    raise StopIteration(chunk)
                 opened.stream.__anext__().send(None)
             except StopIteration as got:
                 expect(opened.end is None, "a chunk came after the end")
-                expect(got.value.text, "a chunk has no text")
+                self._check_chunk(got.value, opened.request.input)
                 opened.text.append(got.value.text)
             except (StopAsyncIteration, InfervisorError) as end:
                 ended = f"{opened.request.state.reason}: {type(end).__name__}"
@@ -299,6 +356,11 @@ class ParentSide:
                 return
             else:
                 raise Broken("a read that had something to read waited")
+
+    def _check_chunk(self, chunk: Chunk, given: RequestInput) -> None:
+        expect(chunk.text or chunk.tool_calls, "a chunk has neither text nor calls")
+        told = len(chunk.token_ids) if given.output.logprobs else 0
+        expect(len(chunk.logprobs) == told, f"{len(chunk.logprobs)} log-probabilities of {told} tokens")
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -377,7 +439,11 @@ class ParentSide:
             case Do.LINGER:
                 self._lingering = not self._lingering
             case Do.OPEN:
-                self.open(1 + number(0), TIGHT if number(1) % 2 else Deadlines())
+                self.open(1 + number(0), number(1))
+            case Do.EMBED:
+                self.embed(1 + number(0) % 8)
+            case Do.ASK:
+                self.ask(list(ASKED)[number(0) % len(ASKED)])
             case Do.JAM if process is not None and process.ending is None:
                 process.jam()
             case Do.WAIT:
@@ -414,6 +480,11 @@ class ParentSide:
         expect(len(request._buffer) <= window.window + 1, "the buffer outgrew the window")
         expect(len(request._ids) <= MAX_SILENT_IDS, "ids of tokens without text pile up")
         reason = request.state.reason
+        texts = () if request.input.texts is None else request.input.texts
+        expect(len(request.vectors) <= len(texts), "more vectors than texts")
+        expect(len({len(vector) for vector in request.vectors}) <= 1, "vectors of different lengths")
+        if texts and reason is EndReason.STOP:
+            expect(len(request.vectors) == len(texts), "an embedding that ended well lacks vectors")
         if reason is not None:
             first = self._reasons.setdefault(request.id, reason)
             expect(first is reason, f"it ended as {first} and then as {reason}")
@@ -433,6 +504,7 @@ class ParentSide:
         expect(
             worker.frames.failed is None or not ready, "a failure to load was believed after it had loaded"
         )
+        expect(len(worker.queries) <= MAX_UNANSWERED, "queries pile up")
         link = worker.link
         expect(len(link._first) <= MAX_WAITING_FRAMES, "credit frames pile up")
         expect(
@@ -464,6 +536,10 @@ class ParentSide:
         self.wait(60 * S)
         expect(self.worker is None, "closing left a worker")
         expect(not self.dispatcher.attempts, "closing left an attempt")
+        for kind, query in self.queries:
+            expect(query.settled.is_set(), "a query of a dead worker waits")
+            outcomes = (query.value is not None, query.error is not None, query.lost is not None)
+            expect(outcomes.count(True) == 1, f"{kind}: value, error, lost: {outcomes}")
 
     def _what_hangs(self) -> str:
         states = [
@@ -485,9 +561,20 @@ class ParentSide:
         self.mailbox.close()
 
 
+def _proper_token(request: Request, number: int, count: int) -> list[Any]:
+    """Return a token. Every third has no text, as if it were held back."""
+    text = "" if (count + number) % 3 == 0 else f"w{number} "
+    if request.input.tools is not None:
+        text = CALLS[(request.window.received + number + count // 64) % len(CALLS)]
+    told = [-0.5, [[number, b"w", -0.5], [0, b"", -1]], b"w"] if request.input.output.logprobs else None
+    return [number, text, told]
+
+
+_OF_TEXTS = {"tokens": False, "vectors": True}
 _BEFORE = {
     "started": ("submitted",),
     "tokens": ("prefill", "decode"),
+    "vectors": ("prefill", "decode"),
     "ended": ("submitted", "prefill", "decode", "paused"),
     "released": ("ending",),
 }

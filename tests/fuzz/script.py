@@ -42,7 +42,7 @@ class Do(enum.IntEnum):
     LINGER = 11
     """From now on (or no more) what is killed takes time to die."""
     OPEN = 12
-    """The caller starts a stream: window − 1, and whether with tight deadlines."""
+    """The caller starts a stream: window − 1, and what with: tight deadlines, log-probabilities, tools (bits)."""
     TAKE = 13
     """The caller reads: stream, chunks."""
     CANCEL = 14
@@ -59,6 +59,10 @@ class Do(enum.IntEnum):
     """The supervisor closes."""
     JAM = 20
     """The control pipe is full, until the worker reads it."""
+    EMBED = 21
+    """The caller wants embeddings: texts − 1."""
+    ASK = 22
+    """The caller asks what computes nothing: which kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 
+from infervisor import EndReason
 from infervisor.protocol.machines.process import DeathCause
-from tests.fuzz.grammar import proper_scripts, scripts
-from tests.fuzz.parent_side import ParentSide, harness
-from tests.fuzz.script import Step, bytes_of, steps_of
+from tests.fuzz.grammar import embedding, proper_scripts, scripts, serving
+from tests.fuzz.parent_side import DIMENSIONS, KINDS, ParentSide, harness
+from tests.fuzz.script import Do, Step, bytes_of, step, steps_of
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 Harness = Any
@@ -26,6 +27,10 @@ same = settings(derandomize=True, deadline=None, phases=[Phase.generate, Phase.s
 def one() -> Iterator[Harness]:
     with harness() as one:
         yield one
+
+
+def proper(kind: str, which: int = 0, count: int = 0) -> Step:
+    return step(Do.PROPER, KINDS.index(kind), which, count)
 
 
 def run(one: Any, steps: list[Step]) -> ParentSide:
@@ -52,6 +57,18 @@ def test_a_worker_that_keeps_the_rules_is_never_accused_of_breaking_them(
     side = run(one, steps)
     assert not side.errors
     assert DeathCause.PROTOCOL_ERROR not in side.causes
+
+
+def test_scripts_reach_embeddings_queries_calls_and_log_probabilities(one: Harness) -> None:
+    vectors, answered, taken = proper("vectors", 0, 1), proper("answered"), step(Do.TAKE, 0, 40)
+    embedded = run(one, [*embedding(4, 0), vectors, answered, vectors, proper("ended"), proper("released")])
+    assert [len(vector) for vector in embedded.streams[0].request.vectors] == [DIMENSIONS] * 4
+    assert embedded.streams[0].request.state.reason is EndReason.STOP
+    assert [query.value for _, query in embedded.queries] == ["text"]
+    called = run(one, [*serving(63, 0, 6), proper("tokens", 0, 63), taken, proper("ended"), taken])
+    assert len(called.streams[0].stream.tool_calls) > 1
+    assert not embedded.errors
+    assert not called.errors
 
 
 @settings(same, max_examples=30)

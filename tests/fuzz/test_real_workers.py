@@ -17,7 +17,6 @@ import pytest
 
 from infervisor import EndReason, InfervisorError, RestartPolicy, Supervisor
 from infervisor.protocol.codec import encode
-from infervisor.protocol.messages import Load
 from infervisor.supervisor import dispatcher
 from infervisor.supervisor.events import WorkerExited
 from tests.fuzz.mutations import FRAMES, mutated
@@ -80,12 +79,12 @@ async def in_a_process(folder: Path, before: bytes, after: bytes) -> Outcome:
     ids, dispatcher._attempt_ids = dispatcher._attempt_ids, itertools.count(1)
     (folder / "before").write_bytes(before)
     (folder / "after").write_bytes(after)
-    (folder / "heard").write_text(str(len(encode(Load("lies", None, {}))) + 1))
     text = ""
     try:
-        async with Supervisor(
-            engine="lies", python=folder / "interpreter", restart=ONCE, on_event=told
-        ) as supervisor:
+        supervisor = Supervisor(engine="lies", python=folder / "interpreter", restart=ONCE, on_event=told)
+        # The submit has come when there is something behind the load.
+        (folder / "heard").write_text(str(len(encode(supervisor._worker_settings.load)) + 1))
+        async with supervisor:
             async with supervisor.stream("hello", window=WINDOW, seed=1) as stream:
                 # Read when all is over, as in the harness: reading gives credit, and then the outcome is a race.
                 await told.wait_for(WorkerExited)

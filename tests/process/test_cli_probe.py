@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from tests.helpers.command_line import assert_gone, scripted, supervise
+from tests.helpers.models import smollm2_path
 
 NAMES = [
     "spawn",
@@ -19,6 +23,7 @@ NAMES = [
     "cancel in decode",
     "release",
     "kill and resume",
+    "threads",
     "exit",
 ]
 
@@ -39,7 +44,9 @@ def test_a_healthy_engine_passes_every_step() -> None:
     # 1500 words take long enough to be cancelled in the middle; 11 words next to nothing.
     done = supervise("probe", *scripted(prefill_tokens_per_s=2000), "--json")
     steps, verdict = _steps(done)
-    assert set(_statuses(steps).values()) == {"ok"}, done.stdout.decode()
+    statuses = _statuses(steps)
+    assert statuses.pop("threads") == "skipped"
+    assert set(statuses.values()) == {"ok"}, done.stdout.decode()
     assert (verdict["ok"], done.returncode) == (True, 0)
     figures = {step["name"]: step["figures"] for step in steps}
     assert figures["slow reader"]["computed_tokens"] <= figures["slow reader"]["taken_tokens"] + 2
@@ -58,7 +65,10 @@ def test_a_prompt_that_is_read_at_once_is_skipped_and_that_is_no_failure() -> No
     done = supervise("probe", *scripted(), "--json")
     steps, _ = _steps(done)
     assert done.returncode == 0
-    assert [name for name, status in _statuses(steps).items() if status != "ok"] == ["cancel in prefill"]
+    assert [name for name, status in _statuses(steps).items() if status != "ok"] == [
+        "cancel in prefill",
+        "threads",
+    ]
 
 
 def test_a_failed_load_says_why_and_skips_the_rest() -> None:
@@ -77,7 +87,8 @@ def test_a_step_that_fails_is_named_and_the_others_go_on() -> None:
     done = supervise("probe", *scripted(faults=[broken]), "--json")
     steps, _ = _steps(done)
     assert done.returncode == 7
-    assert [name for name, status in _statuses(steps).items() if status != "ok"] == ["cancel in prefill"]
+    failed = [name for name, status in _statuses(steps).items() if status == "failed"]
+    assert failed == ["cancel in prefill"]
     assert "the scripted fault" in steps[4]["detail"]
 
 
@@ -104,8 +115,28 @@ def test_people_get_one_line_a_step_and_a_sum() -> None:
     assert len(lines) == len(NAMES) + 1
     for line, name in zip(lines, NAMES, strict=False):
         assert name in line
-    assert lines[-1] == "8 ok, 1 skipped"
+    assert lines[-1] == "8 ok, 2 skipped"
     assert b"\x1b" not in done.stdout
+
+
+@pytest.mark.real_model
+def test_numbers_of_threads_are_compared_and_one_is_recommended() -> None:
+    done = supervise("probe", str(smollm2_path()), "--json")
+    steps, _ = _steps(done)
+    step = steps[NAMES.index("threads")]
+    figures = step["figures"]
+    if len(os.sched_getaffinity(0)) == 1:
+        assert step["status"] == "skipped"
+        return
+    assert step["status"] == "ok", step
+    rates = {rate["threads"]: rate for rate in figures["rates"]}
+    assert 1 in rates
+    assert figures["current_threads"] in rates
+    for rate in rates.values():
+        assert rate["prefill_tokens_per_s"] > rate["decode_tokens_per_s"] > 0
+    assert figures["recommended_threads"] in (None, *rates)
+    for threads in rates:
+        assert f"{threads}: reads " in step["detail"]
 
 
 def test_results_that_cannot_be_written_are_no_success() -> None:

@@ -3,85 +3,14 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import selectors
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-from tests.helpers.command_line import COMMAND, environment, scripted
-
-WITHIN_S = 60.0
-
-
-class Terminal:
-    """The master end of a pty, with all that was read from it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
-        self.process = process
-        self.master = master
-        self.shown = bytearray()
-
-    def read_until(self, wanted: bytes | None) -> bytes:
-        """Read until something is shown, or, with None, until all programs have left the terminal."""
-        deadline = time.monotonic() + WITHIN_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.master, selectors.EVENT_READ)
-            while wanted is None or wanted not in self.shown:
-                assert selector.select(max(0.0, deadline - time.monotonic())), bytes(self.shown)
-                try:
-                    piece = os.read(self.master, 1 << 16)
-                except OSError:  # EIO: nobody has the other end open any more
-                    piece = b""
-                if not piece:
-                    assert wanted is None, f"never saw {wanted!r}: {bytes(self.shown)!r}"
-                    break
-                self.shown += piece
-        return bytes(self.shown)
-
-    def finish(self) -> int:
-        """Read the rest and return the exit code."""
-        self.read_until(None)
-        return self.process.wait(WITHIN_S)
-
-
-@contextmanager
-def terminal(script: str, *arguments: str, **variables: str) -> Iterator[Terminal]:
-    """Run a shell script with the command as its arguments, in a session whose terminal is a new pty."""
-    master, slave = pty.openpty()
-    # A session leader that opens a terminal gets it as its controlling one.
-    wrapped = f'exec <"$0" >"$0" 2>&1; {script}'
-    process = subprocess.Popen(
-        ["sh", "-c", wrapped, os.ttyname(slave), *COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(**variables),
-        start_new_session=True,
-    )
-    shown = Terminal(process, master)
-    try:
-        # The script's shell opens the terminal by name: until it has, this end keeps it alive.
-        shown.read_until(b"begin")
-        os.close(slave)
-        slave = -1
-        yield shown
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(WITHIN_S)
-        for fd in (master, slave):
-            if fd >= 0:
-                os.close(fd)
-
-
-FOREGROUND = 'echo begin; exec "$@"'
+from tests.helpers.command_line import scripted
+from tests.helpers.terminal import FOREGROUND, terminal
 
 
 def test_progress_is_drawn_and_wiped_and_the_answer_ends_with_a_line_end() -> None:

@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", {"prompt": "x", "logit_bias": {-7: 5}}),
     ("logit_bias", {"prompt": "x", "logit_bias": {"7": 5}}),
     ("logit_bias", {"prompt": "x", "logit_bias": {7: "5"}}),
-    ("grammar", {"prompt": "x", "grammar": "root ::= root"}),
+    ("grammar", {"prompt": "x", "grammar": " "}),
     ("logprobs", {"prompt": "x", "logprobs": 2}),
 ]
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 FRAMES = """
 def all_frames():
-    say("hello", now(), 2, 1, {})
+    greet()
     say("ready", now(), "print", {"slots": 1, "context_tokens": 1000})
     say("failed", now(), "odd", "it failed as well", "", False)
 """
@@ -163,7 +163,7 @@ async def test_frames_that_are_read_after_the_kill_change_nothing(tmp_path: Path
 
 @pytest.mark.produces("process: terminating × KillAsked → killing", "process: killing × GraceOver → killing")
 async def test_a_worker_that_failed_and_stays_is_killed_by_the_first_of_two_alarms(tmp_path: Path) -> None:
-    script = 'say("hello", now(), 2, 1, {})\nhear("load")\nsay("failed", now(), "odd", "no", "", True)\n'
+    script = 'greet()\nhear("load")\nsay("failed", now(), "odd", "no", "", True)\n'
     script += "import time\ntime.sleep(600)\n"
     graces = StopGraces(exit_s=1, terminate_s=600)
     async with scripted(

@@ -34,10 +34,11 @@ async def fails(directory: Path, script: str, told: Told) -> InfervisorError:
 
 async def test_values_nested_without_end_are_a_protocol_error(tmp_path: Path) -> None:
     told = Told()
-    script = NESTED + 'say("hello", now(), 2, 1, {})\nhear("load")\n'
+    script = NESTED + 'greet()\nhear("load")\n'
     script += 'say("ready", now(), "print", {"slots": x, "context_tokens": 5})\ndone()\n'
     await fails(tmp_path, script, told)
     assert {event.cause for event in told.of(WorkerExited)} == {DeathCause.PROTOCOL_ERROR}
+    assert all("ready.facts" in event.message for event in told.of(WorkerExited))
 
 
 async def test_an_error_nested_without_end_is_a_protocol_error(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_deaths_while_loading(phase: str) -> None:
         assert worker.exit_code() == 3
 
 
-@pytest.mark.parametrize("phase", ["open", "prefill", "decode", "release"])
+@pytest.mark.parametrize("phase", ["prepare", "open", "prefill", "decode", "release"])
 def test_deaths_in_a_request(phase: str) -> None:
     with raw_worker() as worker:
         worker.load({"text": "a", "faults": [{"at": phase, "kind": "exit"}]})

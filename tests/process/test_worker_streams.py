@@ -68,11 +68,16 @@ def test_stop_strings_and_characters_over_token_borders() -> None:
         worker.shut_down()
 
 
-def test_requests_wait_for_a_slot_in_order() -> None:
+def test_requests_wait_for_a_slot() -> None:
     with raw_worker() as worker:
         worker.load({"mode": "echo", "slots": 1})
         worker.send(submit(1, "a b"), submit(2, "c d"), submit(3, "e"))
-        assert [worker.answer(attempt_id)[0] for attempt_id in (1, 2, 3)] == ["a b", "c d", "e"]
+        texts: dict[int, str] = {}
+        for _ in range(3):
+            # One after the other; whose prompt is ready first comes first.
+            attempt_id = worker.expect(Started).id
+            texts[attempt_id] = worker.rest(attempt_id)[0]
+        assert texts == {1: "a b", 2: "c d", 3: "e"}
         worker.shut_down()
 
 
@@ -284,7 +289,7 @@ def test_an_invalid_request_is_refused_and_the_next_one_works(bad: dict[str, Any
         assert_healthy(worker)
 
 
-@pytest.mark.parametrize("phase", ["open", "prefill", "decode"])
+@pytest.mark.parametrize("phase", ["prepare", "open", "prefill", "decode"])
 def test_a_failing_engine_ends_the_request_and_not_the_worker(phase: str) -> None:
     fault = {
         "at": phase,
@@ -294,7 +299,7 @@ def test_a_failing_engine_ends_the_request_and_not_the_worker(phase: str) -> Non
     with raw_worker() as worker:
         worker.load({"faults": [fault | {"prompt_contains": "bomb"}]})
         worker.send(submit(1, "a bomb"))
-        if phase != "open":
+        if phase in ("prefill", "decode"):
             worker.expect(Started, 1)
         ended = worker.expect(Ended, 1)
         assert ended.why == "engine_error"

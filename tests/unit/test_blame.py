@@ -146,6 +146,28 @@ def test_only_as_much_of_a_long_queue_is_looked_at_as_is_needed() -> None:
     assert looked == 1
 
 
+@pytest.mark.parametrize(
+    ("queue", "workers", "near", "found"),
+    [
+        # It goes where what it begins with is in memory, though another one holds fewer.
+        ("n", "2/4 0/4", {0: [0]}, (0, 0)),
+        ("n", "0/4 2/4 1/4", {0: [1, 2]}, (0, 2)),
+        ("nn", "2/4 0/4", {1: [0]}, (0, 1)),
+        # It waits for none of them.
+        ("n", "4/4 1/4", {0: [0]}, (0, 1)),
+        ("n", "1/4s 3/4", {0: [0]}, (0, 1)),
+        ("sn", "1/4 2/4", {1: [0]}, (1, 1)),
+        ("n", "4/4", {0: [0]}, None),
+        # A suspect has no neighbours.
+        ("s", "1/4 0/4", {0: [0]}, (0, 1)),
+    ],
+)
+def test_a_worker_that_has_what_it_begins_with_is_preferred(
+    queue: str, workers: str, near: dict[int, list[int]], found: tuple[int, int] | None
+) -> None:
+    assert place(*parse(queue, workers), lambda waiting: near.get(waiting, [])) == found
+
+
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[list[bool], list[Places]]:
     """Any queue in front of any workers that the rules themselves could have led to."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from infervisor.supervisor.cli.answer_arguments import form, logit_bias
 from infervisor.supervisor.cli.arguments import (
     engine_options,
     llama_options,
     model_and_prompt,
+    model_beside_prompts,
+    prompts_of,
     seconds_or_none,
     text_of,
 )
@@ -124,3 +129,117 @@ def test_text_of_an_argument_is_utf_8() -> None:
     assert text_of("né 🦙", "the prompt") == "né 🦙"
     with pytest.raises(typer.BadParameter, match="the prompt isn't valid UTF-8: byte FF at offset 1"):
         text_of("a\udcff", "the prompt")
+
+
+# --- prompts by flags ------------------------------------------------------------------------------
+
+
+def test_beside_prompts_the_only_argument_is_the_model(tmp_path: Path) -> None:
+    assert model_beside_prompts([], None) is None
+    assert model_beside_prompts([], "m.gguf") == "m.gguf"
+    assert model_beside_prompts(["m.gguf"], None) == "m.gguf"
+    assert model_beside_prompts([str(tmp_path)], None) == str(tmp_path)
+    for words, model, why in (
+        (["hi"], None, "give each prompt with --prompt"),
+        (["m.gguf", "hi"], None, "the only argument is the model"),
+        (["m.gguf"], "n.gguf", "leave the argument out"),
+    ):
+        with pytest.raises(typer.BadParameter, match=why):
+            model_beside_prompts(words, model)
+
+
+def test_prompts_are_the_lines_of_a_file_that_are_not_blank(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_bytes("one\r\n\n  \nzwei Wörter\u2028ein Prompt\nthree".encode())
+    prompts = prompts_of((), str(file), has_input=False, most=8)
+    assert prompts == ["one", "zwei Wörter\u2028ein Prompt", "three"]
+
+
+def test_prompts_that_are_none_or_too_many_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("\n\n")
+    for given, path, why in (
+        (["a", ""], None, "a prompt is empty"),
+        (["a"], str(file), "leave one of the two out"),
+        ([], str(file), "has no line with a prompt"),
+        ([], str(tmp_path / "missing"), "--prompts: .*missing.* there is no such file"),
+        ([], str(tmp_path), "--prompts: .* can't be read"),
+        ([], "-", "nothing on standard input"),
+        (["a"] * 9, None, "9 prompts; at most 8"),
+    ):
+        with pytest.raises(typer.BadParameter, match=why):
+            prompts_of(given, path, has_input=False, most=8)
+
+
+# --- adapters and the form of an answer ------------------------------------------------------------
+
+
+def test_an_adapter_has_a_path_and_perhaps_a_scale(tmp_path: Path) -> None:
+    odd = tmp_path / "a=1"
+    odd.touch()
+    given = [f"{tmp_path}/a.gguf", f"{tmp_path}/b=c.gguf", f"{tmp_path}/d.gguf=-0.5", str(odd)]
+    assert llama_options("llama", None, None, None, lora=given, prefix_reuse=False) == {
+        "lora": [
+            {"path": f"{tmp_path}/a.gguf"},
+            {"path": f"{tmp_path}/b=c.gguf"},
+            {"path": f"{tmp_path}/d.gguf", "scale": -0.5},
+            {"path": str(odd)},
+        ],
+        "prefix_reuse": False,
+    }
+    with pytest.raises(typer.BadParameter, match="--lora: the scale"):
+        llama_options("llama", None, None, None, lora=["a.gguf=nan"])
+    with pytest.raises(typer.BadParameter, match="give scripted its options with -o"):
+        llama_options("scripted", None, None, None, prefix_reuse=False)
+
+
+def test_biases_are_numbers_by_token() -> None:
+    assert logit_bias(["5=1.5", "7=-inf", "0=-100"]) == {5: 1.5, 7: -math.inf, 0: -100.0}
+    for given in ("5", "5=", "=1", "the=1", "5=nan", "5=more"):
+        with pytest.raises(typer.BadParameter, match="isn't of the form TOKEN=X"):
+            logit_bias([given])
+    with pytest.raises(typer.BadParameter, match="5 is given twice"):
+        logit_bias(["5=1", "5=2"])
+
+
+def _form(**given: Any) -> dict[str, Any]:
+    nothing = dict.fromkeys(("grammar", "json_schema", "tools", "tool_choice"))
+    return form(**{"wants_json": False, **nothing, **given})
+
+
+def test_only_what_was_asked_for_is_passed_on(tmp_path: Path) -> None:
+    assert _form() == {}
+    assert _form(wants_json=True) == {"response_format": {"type": "json_object"}}
+    assert _form(tool_choice="required") == {"tool_choice": "required"}
+    assert _form(tool_choice="weather") == {
+        "tool_choice": {"type": "function", "function": {"name": "weather"}}
+    }
+
+
+def test_a_schema_is_text_or_a_file_and_a_grammar_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "form"
+    file.write_text('root ::= "é"\n')
+    assert _form(grammar=str(file)) == {"grammar": 'root ::= "é"\n'}
+    assert _form(json_schema=str(file)) == {"json_schema": 'root ::= "é"\n'}
+    assert _form(json_schema=' {"type": "object"}') == {"json_schema": ' {"type": "object"}'}
+    with pytest.raises(typer.BadParameter, match=r"no such file; a schema itself begins with {"):
+        _form(json_schema="object")
+    with pytest.raises(typer.BadParameter, match=r"--grammar: .*there is no such file"):
+        _form(grammar=str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[{]", "isn't JSON"),
+        ('{"type": "function"}', "must hold a list in JSON, not dict"),
+        ("[" * 100_000, "values too deep"),
+    ],
+)
+def test_a_file_of_tools_that_can_not_be_read_is_refused(tmp_path: Path, content: str, why: str) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(content)
+    with pytest.raises(typer.BadParameter, match=why):
+        _form(tools=str(file))
+    file.write_text('[{"type": "function"}]')
+    assert _form(tools=str(file)) == {"tools": [{"type": "function"}]}

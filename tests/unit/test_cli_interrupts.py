@@ -45,7 +45,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
 def _guard(interrupts: Interrupts) -> tuple[FakeStream, anyio.CancelScope]:
     stream: Any = FakeStream()
     work = anyio.CancelScope()
-    interrupts.guard(work, stream)
+    interrupts.guard(work, streams=[stream])
     return stream, work
 
 

@@ -41,6 +41,7 @@ def whole() -> Report:
         worker_pid=77,
         error=ErrorInfo("code", "message", "detail", "field"),
         warnings=("careful",),
+        priority=7,
         resumes=(Resume(DeathCause.CRASHED, 66, 2, 1, lost_ns=1125 * MS, resumed_ns=1140 * MS),),
     )
 
@@ -78,6 +79,7 @@ def test_the_whole_story_as_plain_data() -> None:
         "stage": "in_band",
         "seed": 9,
         "window": 32,
+        "priority": 7,
         "worker_pid": 77,
         "resumes": [
             {
@@ -119,7 +121,7 @@ def test_the_line() -> None:
     assert whole().to_line() == (
         "queued 10.0 ms · first token 100.0 ms · last token 180.0 ms · "
         "released 3.0 ms after the cancel (in_band) · 50.0 tokens/s · 5 tokens · "
-        "resumed 1 × (paused 15.0 ms) · cancelled"
+        "resumed 1 × (paused 15.0 ms) · priority 7 · cancelled"
     )
     assert (
         report().to_line()

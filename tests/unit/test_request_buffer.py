@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infervisor.protocol.deadlines import Budget
-from infervisor.supervisor.request import Chunk, Request
+from infervisor.protocol.errors import RemoteProtocolError
+from infervisor.supervisor.logprobs import TokenLogprob
+from infervisor.supervisor.request import MOST_SILENT_LOGPROBS, Chunk, Request
 from infervisor.supervisor.request_input import check_request
 from infervisor.supervisor.resume import OnCrash
 from infervisor.supervisor.settings import Deadlines
@@ -15,19 +19,9 @@ from infervisor.supervisor.settings import Deadlines
 CONSUMER_NS = 100
 
 
-def request(window: int = 32) -> Request:
+def request(window: int = 32, **options: Any) -> Request:
     """Return a request of which only the consumer's clock has a budget, of 100 ns."""
-    given_input = check_request(
-        "x",
-        None,
-        window=window,
-        max_tokens=None,
-        stop=None,
-        ignore_eos=False,
-        seed=5,
-        special=True,
-        sampling={},
-    )
+    given_input = check_request("x", None, window=window, seed=5, **options)
     return Request(7, given_input, Deadlines(startup_s=None, consumer_s=CONSUMER_NS / 1e9), OnCrash.FAIL, 0)
 
 
@@ -116,3 +110,52 @@ def test_a_chunk_is_its_text() -> None:
     assert str(Chunk("text", 0, (1,), 0)) == "text"
     with pytest.raises(AttributeError):
         Chunk("text", 0, (1,), 0).text = "other"  # type: ignore[misc]
+
+
+# --- log-probabilities -----------------------------------------------------------------------------
+
+
+def told(number: int, text: str) -> list[Any]:
+    return [number, text, [-number / 10, [], b"%d" % number]]
+
+
+def expected(*numbers: int) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(number, b"%d" % number, -number / 10) for number in numbers)
+
+
+def test_log_probabilities_go_with_the_tokens_that_a_chunk_stands_for() -> None:
+    buffer = request(logprobs=True)
+    buffer.put([told(1, "a"), told(2, "")], 1)
+    buffer.put([told(3, "bc"), told(4, "")], 2)
+    buffer.put_leftover("d", 3)
+    assert take_all(buffer) == [
+        (Chunk("a", 0, (1,), 1, expected(1)), 1),
+        (Chunk("bc", 1, (2, 3), 2, expected(2, 3)), 1),
+        (Chunk("d", 3, (4,), 3, expected(4)), 0),
+    ]
+
+
+def test_what_nobody_asked_for_is_not_kept() -> None:
+    buffer = request()
+    buffer.put([told(1, "a")], 1)
+    assert take_all(buffer) == [(Chunk("a", 0, (1,), 1), 1)]
+
+
+@pytest.mark.parametrize("claim", [None, [], [0.5, [], b"a"], [-1.0, [[1, b"a", -1.0]], b"a"]])
+def test_what_was_asked_for_and_is_not_told_is_the_workers_fault_and_changes_nothing(claim: Any) -> None:
+    buffer = request(logprobs=True)
+    with pytest.raises(RemoteProtocolError):
+        buffer.put([told(1, "a"), [2, "b", claim]], 1)
+    assert not buffer.has_chunk
+    assert not buffer.delivered
+
+
+def test_what_is_kept_of_tokens_without_text_is_bounded() -> None:
+    buffer = request(logprobs=True, top_logprobs=20)
+    top = [[number, b"x", -1.0] for number in range(20)]
+    many = [[5, "", [-1.0, top, b"x"]]] * 1000
+    # As many as are always taken, and then one frame too many.
+    while (buffer.silent_tokens + 1000) * 21 <= MOST_SILENT_LOGPROBS:
+        buffer.put(many, 1)
+    with pytest.raises(RemoteProtocolError, match="in a row"):
+        buffer.put(many, 1)

@@ -15,14 +15,8 @@ from infervisor.protocol.codec import MAX_TO_WORKER_BYTES, Decoder, encode
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.messages import Submit
 from infervisor.protocol.quoting import quoted
-from infervisor.supervisor.request_input import (
-    MAX_DEPTH,
-    MAX_MESSAGES,
-    MAX_PROMPT_BYTES,
-    MAX_VALUES,
-    RequestInput,
-    check_request,
-)
+from infervisor.supervisor.plain_values import MAX_DEPTH, MAX_VALUES
+from infervisor.supervisor.request_input import MAX_MESSAGES, MAX_PROMPT_BYTES, RequestInput, check_request
 
 LONE = "a\udfffb"
 HUGE = 10**5000
