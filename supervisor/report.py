@@ -107,6 +107,8 @@ class Report:
             parts.append(f"{timeline.tokens_per_s:.1f} tokens/s")
         # Without the worker's last word, what arrived is what is known.
         parts.append(f"{max(self.usage.completion_tokens, timeline.tokens)} tokens")
+        if self.usage.cached_tokens:
+            parts.append(f"{self.usage.cached_tokens} of the prompt cached")
         pauses = [resume.pause_s for resume in self.resumes if resume.pause_s is not None]
         if pauses:
             parts.append(f"resumed {len(pauses)} × (paused {', '.join(map(_seconds, pauses))})")

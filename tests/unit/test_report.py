@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -138,3 +138,9 @@ def test_a_snapshot_doesnt_change() -> None:
     live.timeline.released_ns = None
     assert snapshot.is_released
     assert not live.is_released
+
+
+def test_what_was_cached_is_in_the_line_if_there_is_any() -> None:
+    assert "cached" not in report().to_line()
+    some = replace(report(), usage=Usage(prompt_tokens=40, cached_tokens=36))
+    assert "36 of the prompt cached" in some.to_line()
