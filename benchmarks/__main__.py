@@ -31,6 +31,11 @@ NAMES = (
     "idle_and_paused",
     "openmp_waiting",
     "profile_tokens",
+    "batching",
+    "prefix",
+    "company",
+    "same_texts",
+    "logprobs",
 )
 RESULTS = Path(__file__).parent / "results.json"
 

@@ -20,18 +20,21 @@ BLOCKS: dict[str, tuple[str, ...]] = {
     "headline": (
         "decode_vs_in_process", "decode_vs_bare_loop", "cancel_decode_p99", "cancel_prefill_p99",
         "cancel_kill_over_graces_max", "restart_vs_load", "paused_ahead", "paused_worker_cpu", "idle_parent_rss",
+        "streams_vs_one", "streams_vs_native", "company_gap", "company_prefill", "second_turn",
     ),
     "cancellation": (
         "cancel_decode_p99", "cancel_prefill_p99", "cancel_signal_over_grace_max", "cancel_kill_over_graces_max",
     ),
     "all": (),
     "survival": (),
+    "streams": (),
     "profile": ("profile_parent", "profile_worker"),
 }  # fmt: skip
 """Which figures a block shows; none named means all of the benchmarks in `WHOLE`."""
 WHOLE: dict[str, tuple[str, ...]] = {
     "all": NAMES,
     "survival": ("resume", "snapshots", "exactness", "waiting"),
+    "streams": ("batching", "prefix", "company", "same_texts", "logprobs"),
 }
 MARKED = re.compile(r"(<!-- figures:begin (\w+) -->\n).*?(<!-- figures:end -->)", re.DOTALL)
 
