@@ -51,10 +51,7 @@ async def main(engine: str, slots: int) -> None:
             for number in range(len(QUESTIONS)):
                 tasks.start_soon(tell, supervisor, number, reports)
         for number, report in sorted(reports.items()):
-            usage = report.usage
-            print(
-                f"[{number}: {report.to_line()}; {usage.cached_tokens} of {usage.prompt_tokens} read before]"
-            )
+            print(f"[{number}: {report.to_line()}]")
         status = supervisor.status()
         print(f"[slots: {status.facts['slots']}; most requests that waited at once: {status.queue_peak}]")
 

@@ -61,8 +61,10 @@ def prepared_schema(schema: Mapping[str, Any], field: str = "json_schema") -> di
     """
     _check_size(schema, field)
     preparing = _Preparing(schema, field)
-    root = preparing.part(schema, field, 0)
-    return preparing.finished(root)
+    try:
+        return preparing.finished(preparing.part(schema, field, 0))
+    except _Impossible as error:
+        raise InvalidRequest(str(error), error.field) from None
 
 
 def _no_constant(name: str) -> None:

@@ -241,7 +241,7 @@ async def soak(chosen: argparse.Namespace, directory: Path) -> list[Outcome]:
         else:
             from infervisor import default_model
 
-            speaker = Real(default_model(), 2)
+            speaker = Real(default_model(), SLOTS)
             await speaker.learn()
         load = Load(
             requests, max(1, round(deaths * requests)), round(cancels * requests),

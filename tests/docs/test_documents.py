@@ -14,11 +14,31 @@ from infervisor import Deadlines, EndClass, EndReason, Escalation, Liveness, Sto
 from infervisor.protocol.codec import MAX_FROM_WORKER_BYTES, MAX_TO_WORKER_BYTES, encode
 from infervisor.protocol.errors import InfervisorError
 from infervisor.protocol.generation import Limits, Sampling
+from infervisor.protocol.json_schema import MAX_DEPTH as MAX_SCHEMA_DEPTH
+from infervisor.protocol.json_schema import MAX_PARTS
 from infervisor.protocol.messages import FROM_WORKER, MAX_DEPTH, TO_WORKER, Cancel, Credit, Drain, Message
+from infervisor.protocol.output import MAX_GRAMMAR_BYTES, MAX_PRIORITY, MAX_TOP_LOGPROBS, TOOL_CHOICES, Output
+from infervisor.protocol.schema_merge import FORMATS, Unsupported, keywords
+from infervisor.protocol.schema_values import MAX_ITEMS, MAX_LENGTH
 from infervisor.supervisor.cli.app import app
 from infervisor.supervisor.cli.exit_codes import ExitCode
+from infervisor.supervisor.embedding import MAX_TEXTS
 from infervisor.supervisor.end_errors import ERROR_OF
+from infervisor.supervisor.output_input import MAX_TOOLS, RESPONSE_FORMATS
+from infervisor.supervisor.queries import DEFAULT_TIMEOUT_S
+from infervisor.supervisor.request_queue import LEVEL_NS
+from infervisor.worker import scheduler
 from infervisor.worker.engine import AbortGranularity, ModelFacts
+from infervisor.worker.engines.llama.grammar_source import MAX_TOKEN_S
+from infervisor.worker.engines.llama.options import (
+    DEFAULT_SLOTS,
+    MAX_SLOTS,
+    REPRODUCIBLE_SLICE_TOKENS,
+    LlamaOptions,
+)
+from infervisor.worker.engines.llama.prefix import LEAST_COPY_TOKENS
+from infervisor.worker.engines.llama.sandbox_job import LIMITS
+from infervisor.worker.engines.scripted.options import ScriptedOptions
 from infervisor.worker.exits import Exit
 from tests.docs.markdown import ROOT, anchors, code_names, documents, links, table
 
@@ -26,6 +46,9 @@ README = ROOT / "README.md"
 PROTOCOL = ROOT / "docs/protocol.md"
 CANCELLATION = ROOT / "docs/cancellation.md"
 CLI = ROOT / "docs/cli.md"
+STREAMS = ROOT / "docs/streams.md"
+STRUCTURED = ROOT / "docs/structured_output.md"
+ENGINES = ROOT / "docs/engines.md"
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -60,7 +83,12 @@ def test_protocol_page_shows_frames_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("header", "described_type"),
-    [("field of `sampling`", Sampling), ("field of `limits`", Limits), ("fact", ModelFacts)],
+    [
+        ("field of `sampling`", Sampling),
+        ("field of `limits`", Limits),
+        ("field of `output`", Output),
+        ("fact", ModelFacts),
+    ],
 )
 def test_protocol_page_has_every_field_of_what_is_in_a_message(header: str, described_type: type) -> None:
     described = [name for row in table(PROTOCOL, header) for name in code_names(row[0])]
@@ -68,7 +96,7 @@ def test_protocol_page_has_every_field_of_what_is_in_a_message(header: str, desc
 
 
 def test_protocol_page_has_the_sizes_and_times_of_the_code() -> None:
-    text = PROTOCOL.read_text()
+    text = plain(PROTOCOL)
     for size in (MAX_TO_WORKER_BYTES, MAX_FROM_WORKER_BYTES):
         assert f"{size >> 20} MiB" in text
         assert f"{size >> 4:,}" in text
@@ -129,6 +157,76 @@ def test_api_page_has_every_sampling_keyword_with_its_default() -> None:
     assert {name: keywords.get(name) for name in Sampling().to_wire()} == {
         name: str(default) for name, default in Sampling().to_wire().items()
     }
+
+
+def plain(path: Path) -> str:
+    """Return a page with its lines joined, so that a sentence can be found across them."""
+    return re.sub(r"\s+", " ", path.read_text())
+
+
+def test_streams_page_has_the_numbers_of_the_code() -> None:
+    text = plain(STREAMS)
+    for said in (
+        f"for the engine `llama` from 1 to {MAX_SLOTS}. Without it there are {DEFAULT_SLOTS},",
+        f"`scripted` has {'one' if ScriptedOptions().slots == 1 else ScriptedOptions().slots}.",
+        f"about {scheduler.LONE_STEPS:g} times as long as a step of one stream alone",
+        f"to about {1 + scheduler.LONE_STEPS:g} times",
+        f"a step reads for {scheduler.LONGEST_STEP_S:g} s",
+        f"at least {scheduler.LEAST_SLICE_TOKENS} tokens",
+        f"all slices have {REPRODUCIBLE_SLICE_TOKENS} tokens",
+        f"from −{MAX_PRIORITY} to {MAX_PRIORITY}",
+        f"Fewer than {LEAST_COPY_TOKENS} tokens aren't copied",
+    ):
+        assert said in text, said
+    assert (LEVEL_NS, scheduler.LEVEL) == (10_000_000_000, 1.25)
+    assert "a level counts as ten seconds of waiting" in text
+    assert "share of the reading by a quarter" in text
+
+
+def test_structured_output_page_has_every_keyword_that_is_refused() -> None:
+    refused = {name for row in table(STRUCTURED, "keyword") for name in code_names(row[0])}
+    for name in refused:
+        with pytest.raises(Unsupported, match=re.escape(name)):
+            keywords({"type": "array", name: 3})
+    source = (ROOT / "protocol/schema_merge.py").read_text()
+    table_of_code = source.partition("_CANT = {")[2].partition("\n}")[0]
+    assert refused == set(re.findall(r'^    "([$\w]+)":', table_of_code, flags=re.MULTILINE))
+
+
+def test_structured_output_page_has_the_numbers_and_names_of_the_code() -> None:
+    text = plain(STRUCTURED)
+    for said in (
+        f"({MAX_LENGTH:,} characters, {MAX_ITEMS:,} items)",
+        f"more than {MAX_SCHEMA_DEPTH} deep or with more than {MAX_PARTS:,} parts",
+        f"at most {MAX_GRAMMAR_BYTES >> 20} MiB",
+        f"for at most {LIMITS.cpu_s} s of computing, {LIMITS.wall_s:g} s by the clock and "
+        f"{LIMITS.memory_bytes >> 20} MB",
+        f"(up to {MAX_TOP_LOGPROBS})",
+        f"at most {MAX_TOOLS}, and need `messages`",
+        f"up to {MAX_TEXTS:,} of them",
+        f"({DEFAULT_TIMEOUT_S:g} s)",
+        "formats " + ", ".join(f"`{name}`" for name in FORMATS[:-1]) + f" and `{FORMATS[-1]}`",
+    ):
+        assert said in text, said
+    assert MAX_TOKEN_S == 0.5
+    assert "half a second for a token" in text
+    assert all(f'"{kind}"' in text for kind in RESPONSE_FORMATS)
+    choices = [name for row in table(STRUCTURED, "`tool_choice`") for name in code_names(row[0])]
+    assert choices[: len(TOOL_CHOICES)] == [f'"{choice}"' for choice in TOOL_CHOICES]
+
+
+def test_engines_page_has_every_option_of_the_llama_engine_with_its_default() -> None:
+    described = {}
+    for names, default, _meaning in table(ENGINES, "option"):
+        described.update(dict.fromkeys(code_names(names), default))
+    defaults = {field.name: getattr(LlamaOptions(), field.name) for field in fields(LlamaOptions)}
+    assert described == {name: _shown(value) for name, value in defaults.items()}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value in (None, ()) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def test_cli_page_has_every_exit_code() -> None:

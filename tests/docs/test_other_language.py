@@ -22,6 +22,7 @@ from infervisor import (
     Supervisor,
 )
 from infervisor.protocol.ladder import Stage
+from infervisor.protocol.messages import Answered, Query
 from tests.docs.markdown import ROOT
 from tests.helpers.inside import PATIENT, holds_nothing, until, until_buffered
 from tests.helpers.leaks import no_leftovers
@@ -160,6 +161,50 @@ async def test_what_it_refuses_is_an_invalid_request_and_it_lives_on(parrot: Pat
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"logprobs": True, "top_logprobs": 3}, "logprobs"),
+        ({"grammar": 'root ::= "yes"'}, "grammar"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+            "tool_choice",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_it_does_not_know_of_answers_it_refuses_by_name(
+    parrot: Path, options: dict[str, Any], field: str
+) -> None:
+    chat = [{"role": "user", "content": "Say this"}]
+    async with supervised(parrot) as supervisor:
+        with pytest.raises(InvalidRequest, match="a parrot") as caught:
+            await supervisor.generate(messages=chat, **options)
+        assert caught.value.field == field
+        offered = {"tools": [{"type": "function", "function": {"name": "f"}}], "priority": -7}
+        assert (await supervisor.generate(messages=chat, **offered)).text == "Say this"
+        assert supervisor.status().restarts == {}
+
+
+@pytest.mark.anyio
+async def test_it_embeds_nothing_and_counts_beside_a_stream(parrot: Path) -> None:
+    async with supervised(parrot, options={"step_ms": LONG_STEP_MS}) as supervisor:
+        with pytest.raises(InvalidRequest, match="no vectors") as caught:
+            await supervisor.embed("a text")
+        assert caught.value.field == "texts"
+        async with supervisor.stream("never said") as stream:
+            await stream_started(stream)
+            chat = [{"role": "user", "content": "one"}, {"role": "user", "content": "two  three four"}]
+            assert await supervisor.count_tokens(messages=chat) == 3
+            with pytest.raises(InvalidRequest, match="no vocabulary"):
+                await supervisor.tokenize("a text")
+            with pytest.raises(InvalidRequest, match="no vocabulary"):
+                await supervisor.detokenize([1, 2, 3])
+        assert supervisor.status().restarts == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
     ("settings", "message"),
     [({"engine": "llama", "model": "/x.gguf"}, "engine parrot"), ({"options": {"step": 1}}, "option step")],
     ids=["engine", "option"],
@@ -236,6 +281,20 @@ def test_an_attempt_that_continues_another_one_begins_with_the_token_that_is_due
         worker.expect(Ended, 1)
 
 
+def test_a_question_is_answered_while_it_computes_as_fast_as_it_can(parrot: Path) -> None:
+    with on_pipes(parrot) as worker:
+        worker.load(engine="parrot")
+        worker.send(submit(1, "a b ", limits={"ignore_eos": True}))
+        worker.expect(Started, 1)
+        # The pipe is full long before the context is: the answer can't have ended before this is read.
+        worker.send(Query(5, "count", {"prompt": "a b c"}))
+        message = worker.next_message()
+        while isinstance(message, Tokens):
+            message = worker.next_message()
+        assert isinstance(message, Answered)
+        assert (message.id, message.value, message.error) == (5, 3, None)
+
+
 def test_draining_it_takes_no_more_submits(parrot: Path) -> None:
     with on_pipes(parrot) as worker:
         worker.load(engine="parrot")
@@ -276,7 +335,7 @@ def test_it_ends_with_the_control_pipe_whatever_runs(parrot: Path) -> None:
         (b"\x00\x00\x00\x08\x91\xa6cancel", "number of fields"),
         (b"\x00\x00\x00\x09\x92\xa6cancel\xc0", "cancel.id"),
         (b"\x00\x00\x00\x09\x92\xa6cancel\xcf", "middle of a value"),
-        (b"\x00\x00\x00\x0a\x95\xa4load\xc0\xc0\xc0\xc0", "load.engine"),
+        (b"\x00\x00\x00\x0c\x97\xa4load\xc0\xc0\xc0\xc0\xc0\xc0", "load.engine"),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )

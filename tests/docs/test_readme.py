@@ -1,4 +1,4 @@
-"""What README and API page show runs: Python blocks, commands with their recorded output, make targets."""
+"""What README and pages for users show runs: Python blocks, commands with their recorded output, make targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import pytest
 from tests.docs.markdown import ROOT, Block, blocks
 
 README = ROOT / "README.md"
-API = ROOT / "docs/api.md"
+PAGES = [
+    README,
+    *(ROOT / "docs" / name for name in ("api.md", "engines.md", "streams.md", "structured_output.md")),
+]
 WITHIN_S = 180
 
 
@@ -52,7 +55,7 @@ def shape(text: str) -> str:
     return re.sub(r"\d+(\.\d+)? tokens/s", "<rate>", text)
 
 
-@pytest.mark.parametrize("block", [*params("python"), *params("python", API)])
+@pytest.mark.parametrize("block", [block for page in PAGES for block in params("python", page)])
 def test_python_block_runs_without_a_warning(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block.text)

@@ -70,7 +70,7 @@ def test_ctrl_c_during_the_load_ends_it() -> None:
     assert_gone(pid)
 
 
-def test_a_full_disk_and_a_reader_that_left_during_the_load_are_told_apart() -> None:
+def test_a_reader_that_leaves_during_the_load_ends_it() -> None:
     with running("count", *scripted(load_s=600), "-v", "hi") as command:
         command.read_until("err", "phase=load")
         command.close_stdout()

@@ -100,16 +100,12 @@ async def test_a_cancel_while_preparing_releases_at_once_and_its_neighbours_go_o
         assert await take_side_by_side(streams, 40) == [words(40, 41)] * 3
 
 
-async def test_who_is_prepared_sooner_begins_sooner_and_the_slow_one_loses_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "began"
-    async with scripted({"slots": 1, "faults": [hangs(file, 0.5)]}) as (supervisor, _):
-        async with supervisor.stream("slow", max_tokens=5) as slow:
-            await until(file.exists)
-            # One slot, given to the slow one by the parent: the quick one waits for its release.
-            quick = await supervisor.generate("quick", max_tokens=5)
-            assert quick.text == words(5)
-            assert slow.end_reason is EndReason.LENGTH
-            assert await slow.text() == words(5)
+def test_who_is_still_being_prepared_keeps_nobody_out_of_a_slot(tmp_path: Path) -> None:
+    with raw_worker() as worker:
+        worker.load({"slots": 1, "text": "so it goes", "faults": [hangs(tmp_path / "began", 0.5)]})
+        worker.send(submit(1, "slow"), submit(2, "quick"))
+        assert worker.answer(2)[0] == worker.answer(1)[0] == "so it goes"
+        worker.shut_down()
 
 
 @pytest.mark.parametrize("seconds", [0.2, None], ids=["that ends", "for ever"])

@@ -192,3 +192,16 @@ def test_earlier_calls_and_results_become_text() -> None:
     assert [c.arguments for c in parser.feed(written[0]["content"]).calls] == ['{"what": "x"}']
     with pytest.raises(InvalidRequest, match="each entry of tool_calls"):
         with_tools_in_system([{"role": "assistant", "tool_calls": [5]}], TOOLS)
+
+
+def test_earlier_calls_are_written_out_though_no_tool_is_offered() -> None:
+    messages = [
+        {"role": "user", "content": "How warm is it?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": "{}"}}]},
+        {"role": "tool", "content": "20 degrees"},
+    ]
+    plain = with_tools_in_system(messages, ())
+    assert [message["role"] for message in plain] == ["user", "assistant", "user"]
+    assert "weather" in plain[1]["content"]
+    assert "20 degrees" in plain[2]["content"]
+    assert "tool_calls" not in plain[1]

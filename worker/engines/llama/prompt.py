@@ -108,8 +108,8 @@ class Prompts:
             check(prompt)
             return self._vocabulary.raw_prompt(prompt, special=special)
         messages = messages or ()
-        if tools and not self._shows_tools:
-            messages = with_tools_in_system(messages, tools, self.tool_format)
+        if not self._shows_tools:
+            messages = with_tools_in_system(messages, tools or (), self.tool_format)
         rendered = self._sandbox.render(messages, tools if self._shows_tools else None, clock_s)
         check(rendered.text)
         return self._vocabulary.rendered_prompt(rendered.text, self._sandbox.control, rendered.literals)

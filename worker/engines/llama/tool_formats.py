@@ -85,13 +85,15 @@ def with_tools_in_system(
 ) -> list[dict[str, Any]]:
     """Return the messages with the tools described in the first system message, and calls and results as text.
 
-    For a template that prints only role and content. The messages given are not changed. Raises
-    `InvalidRequest` for malformed calls in them.
+    For a template that prints only role and content. tools: perhaps none; earlier calls are written out all the
+    same. The messages given are not changed. Raises `InvalidRequest` for malformed calls in them.
     """
+    plain = [_as_text(message, call_format) for message in messages]
+    if not tools:
+        return plain
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     example = _written("tool name", '{"argument": "value"}', call_format)
     instructions = _INSTRUCTIONS.format(tools=listed, example=example)
-    plain = [_as_text(message, call_format) for message in messages]
     if plain and plain[0].get("role") == "system":
         content = _text_of(plain[0].get("content"))
         return [
