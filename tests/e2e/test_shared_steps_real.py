@@ -256,7 +256,9 @@ def test_who_waits_for_a_leader_answers_right_though_the_leader_is_cancelled(
     leader, follower = request(FIRST), request(OTHER)
     opened = exact.open([0, 1, 2, 3], leader, exact.prepare(leader))
     assert opened.after is None
-    waiting = exact.open([slot for slot in range(4) if slot != opened.slot], follower, exact.prepare(follower))
+    waiting = exact.open(
+        [slot for slot in range(4) if slot != opened.slot], follower, exact.prepare(follower)
+    )
     assert waiting.after is not None
     assert waiting.after[0] == opened.slot
     # It is cut in its second slice, and goes.

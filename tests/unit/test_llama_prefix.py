@@ -98,7 +98,9 @@ def test_common_counts_what_is_equal(first: list[int], second: list[int], shared
 
 
 SLOTS = st.lists(
-    st.tuples(TOKENS, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(0, 50)), min_size=1, max_size=6
+    st.tuples(TOKENS, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(0, 50)),
+    min_size=1,
+    max_size=6,
 )
 
 

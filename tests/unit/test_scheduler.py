@@ -112,7 +112,9 @@ def test_nobody_starves(prompts: list[int], running: int, priorities: list[int],
     # At the least slice for everybody, one after the other, all are read after so many steps.
     bound = sum(-(-tokens // LEAST_SLICE_TOKENS) for tokens in prompts) + len(prompts)
     for step in range(bound):
-        wants = [want for want in machine.wants(lambda one: priorities[one]) if want.reading or want.id >= 100]
+        wants = [
+            want for want in machine.wants(lambda one: priorities[one]) if want.reading or want.id >= 100
+        ]
         if not any(want.reading for want in wants):
             break
         machine.run(scheduler, wants)
