@@ -286,8 +286,10 @@ class Attempt:
 
     @property
     def step_phase(self) -> str:
-        """Which kind of step it waits for: prefill or decode."""
-        return "prefill" if self._embeds or self.state.phase in ("submitted", "prefill") else "decode"
+        """Which kind of step it waits for: prefill or decode; or "preparing", before it sits in a slot."""
+        if self.state.phase is AttemptPhase.SUBMITTED:
+            return "preparing"
+        return "prefill" if self._embeds or self.state.phase is AttemptPhase.PREFILL else "decode"
 
 
 def _error_info(message: Ended) -> ErrorInfo:

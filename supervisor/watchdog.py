@@ -65,7 +65,10 @@ class Watchdog:
         """Look at what is owed, and ring when the worker has stood still too long for it."""
         owed = self._owed()
         if owed:
-            limit_ns = max(self._settings.limit_ns(self._longest_ns.get(phase)) for phase in owed)
+            # What is only being prepared needs no step, and isn't measured. It says how long to wait where nothing
+            # else does; where a step is owed, the loop must move whatever is prepared beside it.
+            phases = [phase for phase in owed if phase in STEP_PHASES] or owed
+            limit_ns = max(self._settings.limit_ns(self._longest_ns.get(phase)) for phase in phases)
             self._alarm.aim(self._moved_ns + limit_ns)
         else:
             self._alarm.aim(None)

@@ -37,7 +37,6 @@ from infervisor.worker.snapshots import Snapshots
 
 DETAIL_CHARACTERS = 32_768
 MESSAGE_CHARACTERS = 2_048
-PREPARING_TURN_S = 0.2
 
 
 class WorkLoop:
@@ -345,9 +344,4 @@ class WorkLoop:
     def _wait(self) -> None:
         # With a beat owed, wait only until it is due: so the parent hears of the end of activity.
         owed = self._told != (self._steps, len(self._active), len(self._waiting) + len(self._arrived))
-        timeout_s = self._outbox.beat_due_in_s() if owed else None
-        if self._arrived:
-            # Others prepare, and this loop has nothing to do meanwhile: its turns show that it doesn't hang.
-            self._steps += 1
-            timeout_s = PREPARING_TURN_S if timeout_s is None else min(timeout_s, PREPARING_TURN_S)
-        self._inbox.wait(timeout_s)
+        self._inbox.wait(self._outbox.beat_due_in_s() if owed else None)

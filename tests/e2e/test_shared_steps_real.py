@@ -292,6 +292,73 @@ def test_after_a_failed_step_nothing_is_taken_over(
     assert (tokens, cached) == (cold[FIRST], 0)
 
 
+def saved(engine: LlamaEngine, prompt: str) -> tuple[bytearray, int]:
+    """Return a snapshot of a prompt and one token, and how many tokens it holds. All slots are then full of others."""
+    open_in(engine, 0, request(prompt))
+    run(engine, 0, 1)
+    count, memory = engine.tokens_in_memory(0), bytearray(engine.snapshot_bytes(0))
+    assert engine.save(0, memoryview(memory)) == len(memory) > 0
+    engine.release(0)
+    forget_all(engine)
+    return memory, count
+
+
+def resumed(prompt: str, said: list[int]) -> Submit:
+    """Return the request of somebody who has heard the first token."""
+    return request(prompt, delivered=said[:1])
+
+
+def test_a_snapshot_outlasts_the_copy_that_its_slot_was_to_get(
+    exact: LlamaEngine, cold: dict[str, list[int]]
+) -> None:
+    # llama.cpp only notes a copy, and makes it in the next decode.
+    memory, count = saved(exact, OTHER)
+    open_in(exact, 0, request(FIRST))
+    run(exact, 0, 2)
+    submit = resumed(OTHER, cold[OTHER])
+    opened = exact.open([1, 2, 3], submit, exact.prepare(submit))
+    assert 0 < opened.cached_tokens < count, "nothing is copied, or more than the snapshot has"
+    assert exact.restore(opened.slot, memoryview(memory), count)
+    assert run(exact, opened.slot, 15).tokens == cold[OTHER][1:16]
+    assert run(exact, 0, 14).tokens == cold[FIRST][2:16]
+    exact.release(opened.slot)
+    exact.release(0)
+
+
+def test_a_snapshot_restored_over_the_source_of_a_copy_leaves_the_copy_right(
+    exact: LlamaEngine, cold: dict[str, list[int]]
+) -> None:
+    other = PROMPTS[3]
+    whole = answer(exact, request(other), 16).tokens
+    memory, count = saved(exact, other)
+    answer(exact, request(FIRST), 2)
+    follower = request(OTHER)
+    opened = exact.open([1], follower, exact.prepare(follower))
+    assert opened.cached_tokens > 0
+    open_in(exact, 0, resumed(other, whole))
+    assert exact.restore(0, memoryview(memory), count)
+    assert run(exact, 1, 16).tokens == cold[OTHER]
+    assert run(exact, 0, 15).tokens == whole[1:16]
+    exact.release(0)
+    exact.release(1)
+
+
+def test_what_is_copied_is_saved_only_when_it_is_there(
+    exact: LlamaEngine, cold: dict[str, list[int]]
+) -> None:
+    forget_all(exact)
+    open_in(exact, 0, request(FIRST))
+    run(exact, 0, 2)
+    follower = request(OTHER)
+    slot = exact.open([1], follower, exact.prepare(follower)).slot
+    memory = memoryview(bytearray(1 << 24))
+    assert (exact.snapshot_bytes(slot), exact.save(slot, memory)) == (0, 0)
+    exact.step([slot], [32])
+    assert exact.save(slot, memory) == exact.snapshot_bytes(slot) > 0
+    exact.release(slot)
+    exact.release(0)
+
+
 def test_switched_off_nothing_is_taken_over() -> None:
     engine = load("smollm2", prefix_reuse=False)
     try:

@@ -33,9 +33,9 @@ class Host:
         self._out = self.process.stdout.fileno()
         self._said = b""
 
-    def line(self) -> str:
+    def line(self, within_s: float = PATIENCE_S) -> str:
         """Return the next line that it prints."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + within_s
         while b"\n" not in self._said:
             readable, _, _ = select.select([self._out], [], [], max(0, deadline - time.monotonic()))
             data = os.read(self._out, 4096) if readable else b""

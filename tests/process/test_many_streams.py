@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from infervisor import DeadlineExceeded, Deadlines, EndReason, Stage, StopGraces, Stream, Supervisor
+from infervisor import DeadlineExceeded, Deadlines, EndReason, Liveness, Stage, StopGraces, Stream, Supervisor
 from infervisor.protocol.machines.attempt import AttemptPhase
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.protocol.messages import Drain, Ended, Released, Started
@@ -311,3 +311,13 @@ async def test_a_storm_of_cancels_of_a_fifth_changes_no_token_of_four(cut: bool)
         assert told.of(WorkerExited) == []
         await until(lambda: holds_nothing(supervisor))
         await next_is_exact(supervisor)
+
+
+async def test_what_takes_long_to_prepare_is_no_hang() -> None:
+    # The steps are measured by then, so that a step may take 0.3 s, and the loop stands still for longer.
+    liveness = Liveness(hang_after_s=0.3, step_factor=1, unmeasured_s=30, dump_s=0.1)
+    async with scripted({"open_s": 1.0}, liveness=liveness, on_crash="resume") as (supervisor, _):
+        for _ in range(2):
+            answer = await supervisor.generate("x", max_tokens=3)
+            assert answer.text == words(3)
+            assert not answer.report.resumes

@@ -364,16 +364,3 @@ def test_tokens_of_one_step_that_are_too_large_for_one_frame_go_out_in_several()
         assert (len(text), ended.why, ended.error) == (8 * len(piece), "stop", None)
         assert ended.usage["completion_tokens"] == 8
         worker.shut_down()
-
-
-def test_its_turns_are_told_while_others_prepare() -> None:
-    # Otherwise a loop with nothing else to do would look as if it hung.
-    with raw_worker() as worker:
-        worker.load({"open_s": HOUR})
-        worker.send(submit(1))
-        steps = [worker.expect(Beat).steps for _ in range(4)]
-        assert steps == sorted(set(steps))
-        worker.send(Cancel(1))
-        assert worker.expect(Ended, 1).why == "cancelled"
-        worker.expect(Released, 1)
-        worker.shut_down()

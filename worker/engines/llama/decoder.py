@@ -14,6 +14,7 @@ from typing import Any
 from infervisor.worker.engines.llama.library import AbortFlag, NativeLog
 
 _NO_ROOM, _ABORTED = 1, 2
+_ANY_TOKEN = 0
 
 
 class Decoder:
@@ -28,6 +29,8 @@ class Decoder:
         self._abort = abort
         self._log = log
         self._memory = llama_cpp.llama_get_memory(context)
+        self._copies_wait = False
+        """Whether copies between slots wait for the next decode: until then llama.cpp has only noted them."""
         llama_cpp.llama_set_abort_callback(context, abort.callback, abort.argument)
         self.batch_tokens: int = llama_cpp.llama_n_batch(context)
         self._recurrent = bool(
@@ -89,6 +92,7 @@ class Decoder:
         self._batch.n_tokens = count
         # llama.cpp warns of every abort; those are asked for here.
         self._log.quiet = True
+        self._copies_wait = False  # it makes them first, whatever becomes of the rest
         try:
             code = self._llama.llama_decode(self.context, self._batch)
         finally:
@@ -142,6 +146,7 @@ class Decoder:
         self.forget(slot)
         # Each slot has cells of its own: only a whole sequence can be copied, a range would abort the process.
         llama.llama_memory_seq_cp(memory, source, slot, -1, -1)
+        self._copies_wait = True
         return self.keep(slot, position)
 
     def use_threads(self, threads: int, threads_batch: int) -> None:
@@ -149,15 +154,21 @@ class Decoder:
         self._llama.llama_set_n_threads(self.context, threads, threads_batch)
 
     def state_bytes(self, slot: int) -> int:
-        """Return how many bytes `save` writes now."""
-        return int(self._llama.llama_state_seq_get_size(self.context, slot))
+        """Return how many bytes `save` writes now; 0 if it can't."""
+        # What was copied may not be there yet: what would be saved is what lay there before.
+        return 0 if self._copies_wait else int(self._llama.llama_state_seq_get_size(self.context, slot))
 
     def save(self, slot: int, memory: memoryview) -> int:
-        """Copy the slot's memory into `memory`. Returns the bytes that took, 0 if they don't fit."""
-        return self._copy(self._llama.llama_state_seq_get_data, slot, memory)
+        """Copy the slot's memory into `memory`. Returns the bytes that took, 0 if they don't fit or it can't."""
+        return 0 if self._copies_wait else self._copy(self._llama.llama_state_seq_get_data, slot, memory)
 
     def restore(self, slot: int, memory: memoryview, tokens: int) -> bool:
         """Copy back what `save` wrote when the slot had `tokens` tokens; if that fails, empty the slot."""
+        if self._copies_wait:
+            # Made later, a copy from this slot would take what is restored, and one into it would overwrite that.
+            self.forget(slot)
+            self.decode([slot], [_ANY_TOKEN], [0], outputs=False)
+            self.forget(slot)
         read = self._copy(self._llama.llama_state_seq_set_data, slot, memory)
         if read == len(memory) and self._holds(slot, tokens):
             return True

@@ -197,7 +197,8 @@ class Sequences:
         if not tape.position < tokens < len(tape.tokens):
             return False
         self._decoder.forget(slot)
+        tape.position, tape.source = 0, None
         restored = self._decoder.restore(slot, memory, tokens)
-        tape.position = tokens if restored else 0
-        tape.source = None
+        if restored:
+            tape.position = tokens
         return restored
