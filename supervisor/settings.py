@@ -174,7 +174,8 @@ class Liveness:
     """When a worker that owes a step counts as hung.
 
     No step for max(hang_after_s, step_factor × the longest step of that phase), or unmeasured_s while no step
-    of the phase has been seen, or while all that it has is still being prepared (rendered, tokenised, tried). dump_s: time to write all stacks into its output before the kill.
+    of the phase has been seen, or while all that it has is still being prepared (rendered, tokenised, tried).
+    dump_s: time to write all stacks into its output before the kill.
     """
 
     hang_after_s: float = 10.0
