@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import anyio
 
@@ -23,6 +23,7 @@ from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStream
 from infervisor.supervisor.embedding import Embeddings
 from infervisor.supervisor.loop_thread import LoopThread, check_may_block
 from infervisor.supervisor.request_input import ChatMessage
+from infervisor.supervisor.request_options import RequestOptions, SamplingOptions
 from infervisor.supervisor.settings import (
     Deadlines,
     Escalation,
@@ -196,7 +197,7 @@ class BlockingSupervisor:
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> BlockingStream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
 
@@ -234,7 +235,7 @@ class BlockingSupervisor:
         *,
         n: int,
         messages: Sequence[ChatMessage] | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> BlockingStreams:
         """Return n streams for the same prompt, at most as many as a worker has slots. Takes what `stream` takes.
 
@@ -250,7 +251,11 @@ class BlockingSupervisor:
         return loop.run(make)
 
     def generate(
-        self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Answer:
         """Return the whole answer. Takes what `stream` takes.
 
@@ -266,7 +271,7 @@ class BlockingSupervisor:
         *,
         n: int,
         messages: Sequence[ChatMessage] | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> list[Answer]:
         """Return n whole answers to the same prompt: see `streams`. Raises what `generate` raises."""
         make = partial(self._supervisor.answers, prompt, n=n, messages=messages, **options)

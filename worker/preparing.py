@@ -37,17 +37,27 @@ class Preparing:
         with self._changed:
             self._running += 1
         # A daemon: what a template or a grammar does must not keep the process from exiting.
-        threading.Thread(target=self._run, args=(submit,), name="prepare", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(submit,), name="prepare", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The system has no thread left, or no memory for one: this request's end, and no neighbour's.
+            self._finish(Prepared(submit.id, error=error))
 
     def _run(self, submit: Submit) -> None:
         try:
             prepared = Prepared(submit.id, self._prepare(submit))
         except Exception as error:
             prepared = Prepared(submit.id, error=error)
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
+        except BaseException as error:
+            # An engine that wants to end its thread: nobody else would ever hear of the request again.
+            prepared = Prepared(submit.id, error=RuntimeError(f"{type(error).__name__}: {error}"))
+        self._finish(prepared)
+
+    def _finish(self, prepared: Prepared) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
         self._done(prepared)
 
     def wait_idle(self, timeout_s: float) -> bool:

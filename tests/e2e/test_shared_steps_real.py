@@ -293,7 +293,7 @@ def test_after_a_failed_step_nothing_is_taken_over(
 
 
 def saved(engine: LlamaEngine, prompt: str) -> tuple[bytearray, int]:
-    """Return a snapshot of a prompt and one token, and how many tokens it holds. All slots are then full of others."""
+    """Return a snapshot of a prompt with one token said, and how many tokens it holds; slots are full of others."""
     open_in(engine, 0, request(prompt))
     run(engine, 0, 1)
     count, memory = engine.tokens_in_memory(0), bytearray(engine.snapshot_bytes(0))

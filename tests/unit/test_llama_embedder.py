@@ -285,6 +285,23 @@ def test_what_llama_cpp_refuses_breaks_the_job_and_no_other(
     good.close()
 
 
+def test_what_fails_in_a_job_breaks_it_and_no_step(
+    embedder: Embedder, model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = embedder.open(embedder.prepare(model.vocabulary, TEXTS[:1]), False)
+
+    def run_out(_shape: object) -> Any:
+        raise MemoryError("no room for a context")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedder, "_make", run_out)
+        assert job.step(20)
+    broken = job.told()
+    assert isinstance(broken, Broken)
+    assert "MemoryError: no room" in str(broken)
+    job.close()
+
+
 def gathered(job: Job, most: int = 20) -> Iterator[bytes]:
     while True:
         outcome = job.told()

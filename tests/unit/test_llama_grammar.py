@@ -6,7 +6,7 @@ import codecs
 import ctypes
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
+from infervisor.worker.engines.llama import grammar_sampler
 from infervisor.worker.engines.llama.grammar import Grammar, GrammarVocabulary
 from infervisor.worker.engines.llama.grammar_sampler import DeadEnd
 from infervisor.worker.engines.llama.greedy import Argmax, Rows
@@ -347,6 +348,17 @@ def test_a_banned_token_is_not_chosen_for_want_of_another(real: NativeContext) -
     given.library.row[:] = [-math.inf] * real.words.size
     with pytest.raises(DeadEnd):
         given.token()
+    given.chain.close()
+
+
+def test_a_grammar_that_explodes_far_into_an_answer_ends_it_before_it_holds_up_everybody(
+    table: NativeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is possible doubles with each letter. The trial in the sandbox follows some paths, and not this one.
+    monkeypatch.setattr(grammar_sampler, "MOST_TOKEN_S", 0.02)
+    given = Given(table, Sampling(temperature=0), 'root ::= "a" root "b" | "a" root "c" | "J"')
+    with pytest.raises(DeadEnd, match="too ambiguous"):
+        deque((given.token(a=9.0) for _ in range(30)), maxlen=0)
     given.chain.close()
 
 

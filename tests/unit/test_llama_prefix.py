@@ -66,6 +66,21 @@ def test_a_short_history_that_goes_on_is_taken_over() -> None:
     assert chosen([1, 2, 3, 4], left(0, [1, 2, 3]), empty(1)) == Choice(0, keep=3)
 
 
+def test_a_chat_keeps_its_turns_though_half_of_them_is_shared_while_a_slot_is_empty() -> None:
+    # Both begin with the same system prompt; what the first has of its own is worth keeping.
+    first = [*SYSTEM, *range(3000, 3080)]
+    assert chosen([*SYSTEM, 1, 2, 3], left(0, first), empty(1)) == Choice(1, source=0, copy=len(SYSTEM))
+    assert chosen([*SYSTEM, 1, 2], left(0, first, since=4), left(1, CHAT, since=2)) == Choice(
+        1, source=0, copy=len(SYSTEM)
+    )
+
+
+def test_an_answer_that_is_asked_for_again_takes_its_slot_unless_one_is_empty() -> None:
+    prompt = CHAT[:200]
+    assert chosen(prompt, left(0, CHAT, since=5), left(1, SYSTEM, since=2)) == Choice(0, keep=199)
+    assert chosen(prompt, left(0, CHAT, since=5), empty(1)) == Choice(1, source=0, copy=199)
+
+
 def test_what_a_busy_slot_has_read_is_copied() -> None:
     other = [*SYSTEM, 1, 2, 3]
     assert chosen(other, busy(0, CHAT, 300), empty(1)) == Choice(1, source=0, copy=len(SYSTEM))

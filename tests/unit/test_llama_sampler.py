@@ -12,6 +12,7 @@ import pytest
 
 from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
+from infervisor.worker.engine import Broken, Sampled
 from infervisor.worker.engines.llama.engine import LlamaEngine
 from infervisor.worker.engines.llama.greedy import Argmax, Rows
 from infervisor.worker.engines.llama.sampler import SamplerChain
@@ -223,3 +224,25 @@ def test_only_a_plainly_greedy_chain_is_passed_by(sampling: Sampling, plain: boo
             assert chain.sample(None, 0) == 2
     finally:
         chain.close()
+
+
+def test_where_choosing_fails_the_sequence_is_broken_and_its_neighbour_goes_on(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in (0, 1):
+        open_in(engine, slot, request("c"))
+    while not all(isinstance(each, Sampled) for each in engine.step([0, 1]) or ()):
+        pass
+
+    def run_out(_context: object, _output: int) -> int:
+        raise MemoryError("no room for the candidates")
+
+    monkeypatch.setattr(engine._voices[0].sampler, "sample", run_out)
+    broken, going = engine.step([0, 1]) or pytest.fail("cut")
+    assert isinstance(broken, Broken)
+    assert "MemoryError: no room" in str(broken)
+    assert isinstance(going, Sampled)
+    assert going.token == B
+    engine.release(0)
+    engine.release(1)
+    assert said(engine) == [A, B, C, A, B, C]

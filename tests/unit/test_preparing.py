@@ -43,6 +43,35 @@ def test_what_prepare_raises_comes_out_too(error: Exception) -> None:
     assert bench.next() == Prepared(7, error=error)
 
 
+def test_one_that_wants_to_end_its_thread_is_heard_of_too() -> None:
+    def prepare(_given: Submit) -> None:
+        raise SystemExit("enough")
+
+    bench = Bench(prepare)
+    bench.preparing.start(submit(7))
+    prepared = bench.next()
+    assert prepared.id == 7
+    assert "SystemExit: enough" in str(prepared.error)
+    assert bench.preparing.wait_idle(PATIENCE_S)
+
+
+def test_where_no_thread_can_be_started_the_request_ends_and_the_next_one_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(lambda given: given.id)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        bench.preparing.start(submit(7))
+    assert "can't start new thread" in str(bench.next().error)
+    assert bench.preparing.wait_idle(0.0)
+    bench.preparing.start(submit(8))
+    assert bench.next() == Prepared(8, 8)
+
+
 def test_one_that_takes_long_keeps_no_other_waiting() -> None:
     go = threading.Event()
 

@@ -16,7 +16,15 @@ from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.messages import Submit
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.plain_values import MAX_DEPTH, MAX_VALUES
-from infervisor.supervisor.request_input import MAX_MESSAGES, MAX_PROMPT_BYTES, RequestInput, check_request
+from infervisor.supervisor.request_input import (
+    MAX_MESSAGES,
+    MAX_PROMPT_BYTES,
+    REQUEST_OPTIONS,
+    SAMPLING_OPTIONS,
+    RequestInput,
+    check_request,
+)
+from infervisor.supervisor.request_options import RequestOptions, SamplingOptions
 
 LONE = "a\udfffb"
 HUGE = 10**5000
@@ -320,3 +328,9 @@ def test_a_misspelt_option_is_told_what_it_may_mean() -> None:
         check_request("x", None, sampling={"max_token": 5}, **given)  # type: ignore[arg-type]
     assert caught.value.field == "max_token"
     assert "temperature" in str(caught.value)
+
+
+def test_the_types_for_editors_name_every_option() -> None:
+    asked = {*REQUEST_OPTIONS, *SAMPLING_OPTIONS} - {"prompt", "messages"}
+    assert set(RequestOptions.__annotations__) == asked
+    assert set(SamplingOptions.__annotations__) == set(SAMPLING_OPTIONS)

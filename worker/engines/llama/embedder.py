@@ -193,10 +193,12 @@ class Job:
                 self._take_back(context, parts)
                 return False
             self._take(context, parts)
-        except EmbeddingFailed as failure:
+        except Exception as error:
             # What the context holds is unknown now; others' texts in it are read again.
             self._embedder.close()
-            self._failure = failure
+            if not isinstance(error, EmbeddingFailed):
+                error = EmbeddingFailed(f"embedding failed: {type(error).__name__}: {error}")
+            self._failure = error
         return True
 
     def told(self) -> Embedded | Broken:

@@ -252,7 +252,11 @@ class LlamaEngine:
             parts.sequences.doubt(slots)
             raise
         for output, slot in enumerate(sampling):
-            outcomes[slot] = self._sample(parts, slot, output)
+            try:
+                outcomes[slot] = self._sample(parts, slot, output)
+            except Exception as error:
+                # As where memory runs out. The decode is done, and its neighbours' tokens are as good as ever.
+                outcomes[slot] = Broken(f"choosing a token failed: {type(error).__name__}: {error}")
         # What was read is told only now: a step that is cut tells nothing.
         outcomes.update((slot, parts.sequences.told(slot)) for slot in reading)
         outcomes.update((slot, self._jobs[slot].told()) for slot in texts)

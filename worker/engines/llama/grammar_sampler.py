@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ from infervisor.protocol.errors import InvalidRequest
 from infervisor.protocol.generation import Sampling
 from infervisor.worker.engines.llama.grammar import Grammar, GrammarVocabulary
 
+MOST_TOKEN_S = 0.5
+"""Of computing for one token. Everybody in the batch waits meanwhile, and what an ambiguous grammar costs may
+double with each character: the trial in the sandbox doesn't see how one behaves far into an answer."""
+
 
 class DeadEnd(Exception):
-    """No token is left: the grammar allows none here, or those it allows are banned. The sequence can't go on."""
+    """No token is left, or none can be found in time: the sequence can't go on."""
 
 
 class GrammarSampler:
@@ -61,6 +66,7 @@ class GrammarSampler:
         row = self._rows.row(context, output)
         if row is None:
             raise RuntimeError(f"the last decode has no output {output}")
+        began_s = time.thread_time()
         token = self._first_choice(context, output, row)
         if token is None or token in self._banned or not self._grammar.accept(token):
             token = self._second_choice(row)
@@ -69,6 +75,12 @@ class GrammarSampler:
         elif self._second is not None:
             draw(self._llama, self._second, 1)
         self._llama.llama_sampler_accept(self._chain, token)
+        took_s = time.thread_time() - began_s
+        if took_s > MOST_TOKEN_S:
+            raise DeadEnd(
+                f"the grammar has become too ambiguous: one token took {took_s:.1f} s of computing; write it with "
+                "fewer parts that can match the same text"
+            )
         return token
 
     def _first_choice(self, context: Any, output: int, row: Any) -> int | None:

@@ -1,8 +1,8 @@
 """Which slot serves a new prompt best, by what slots still hold of those before it. Pure: no model, no clock.
 
 A finished sequence's memory stays in its slot until the slot is needed. A request whose prompt begins like it takes
-that slot over and reads only the rest; where the slot is busy, or holds much more than the two share, what they
-share is copied into another one. And a prompt that another sequence is just reading waits for it instead of being
+that slot over and reads only the rest; where the slot is busy, or holds more than the two share, what they share is
+copied into another one. And a prompt that another sequence is just reading waits for it instead of being
 read twice.
 """
 
@@ -55,13 +55,24 @@ def choose(slots: Sequence[Held], prompt: Sequence[int], most: int, unit: int = 
     best = max(slots, key=lambda held: (shared[held.slot], held.is_free, held.since))
     own = max(free, key=lambda held: (shared[held.slot], held.since))
     count, kept = shared[best.slot], shared[own.slot]
-    # A few tokens that many prompts begin with are no reason to throw a long history away.
-    if own is not oldest and 2 * kept < own.in_memory:
+    if own is not oldest and not _may_go(own, kept, is_whole=kept == most // unit * unit, spare=oldest):
         kept = 0
     if count - kept >= LEAST_COPY_TOKENS:
         there = min(count, best.in_memory // unit * unit)
         return Choice(oldest.slot, source=best.slot, copy=count, waits=there < count)
     return Choice(own.slot, keep=kept) if kept else Choice(oldest.slot)
+
+
+def _may_go(own: Held, kept: int, *, is_whole: bool, spare: Held) -> bool:
+    """Whether a slot may be taken over, though what it holds beyond `kept` tokens is lost.
+
+    is_whole: the prompt is all in it, as when an answer is asked for again. spare: the slot that would be taken
+    otherwise.
+    """
+    if own.in_memory - kept < LEAST_COPY_TOKENS:
+        return True
+    # A beginning that many prompts have, such as a system prompt, is no reason to lose one's history.
+    return is_whole and spare.in_memory > 0
 
 
 def _shared(held: Held, prompt: Sequence[int], most: int, unit: int) -> int:
