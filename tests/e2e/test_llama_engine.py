@@ -127,7 +127,7 @@ def test_long_prefill_is_cut_at_once_and_goes_on_exactly(engine: LlamaEngine, lo
 
 
 def test_default_recipe_goes_on_after_a_cut_too() -> None:
-    plain = load()
+    plain = load(prefix_reuse=False)
     try:
         alone = answer(plain, request(LONG), 8)
         open_in(plain, 0, request(LONG))

@@ -195,10 +195,10 @@ def test_the_neighbour_of_a_cancelled_request_loses_nothing() -> None:
 def test_a_waiting_request_is_cancelled_without_a_start() -> None:
     with raw_worker() as worker:
         worker.load({"slots": 1})
-        worker.send(submit(1, credit=1), submit(2))
+        worker.send(submit(1, credit=1))
         worker.expect(Started, 1)
         worker.tokens(1, 1)
-        worker.send(Cancel(2))
+        worker.send(submit(2), Cancel(2))
         assert worker.expect(Ended, 2).usage["computed_tokens"] == 0
         assert worker.expect(Released, 2).noticed_ns is not None
 

