@@ -56,7 +56,7 @@ def measure(quick: bool) -> list[Figure]:
     """Measure all five in turn."""
     random.seed(1)
     version = check_installed()
-    rounds, tokens = (2, TOKENS // 8) if quick else (16, TOKENS)
+    rounds, tokens = (2, TOKENS // 8) if quick else (6, TOKENS)
     start = partial(native_server, default_model(), slots=SLOTS, context=CONTEXT, threads=THREADS)
     with start() as server, start(env=BRIEFLY) as brief:
         measured = anyio.run(_rates, server, brief, rounds, tokens)

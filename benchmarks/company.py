@@ -252,8 +252,8 @@ def measure(quick: bool) -> list[Figure]:
 
     async def both() -> list[Figure]:
         figures = await (
-            of_long_prompts(2, BUDGETS_S[::5], 1) if quick else of_long_prompts(12, BUDGETS_S, 4)
+            of_long_prompts(2, BUDGETS_S[::5], 1) if quick else of_long_prompts(4, BUDGETS_S, 1)
         )
-        return [*figures, await of_cancels(3 if quick else 40)]
+        return [*figures, await of_cancels(3 if quick else 16)]
 
     return anyio.run(both)

@@ -56,7 +56,7 @@ async def several_answers(supervisor: Supervisor) -> float:
 def measure(quick: bool) -> list[Figure]:
     """Measure the two turns, then the answers."""
     random.seed(1)
-    rounds = 2 if quick else 12
+    rounds = 2 if quick else 6
 
     async def both() -> list[Figure]:
         async with Supervisor(default_model(), slots=CHOICES, options=OPTIONS) as supervisor:

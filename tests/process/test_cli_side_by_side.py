@@ -179,7 +179,7 @@ def test_an_answer_comes_as_soon_as_it_and_those_before_it_are_done() -> None:
         assert "── 2".encode() not in run.out
         run.interrupt()
         assert run.finish() == 130
-    # What there is of those that were cut off, perhaps nothing yet, and of those behind them, comes at the end, once.
+    # What there is of those that were cut off, perhaps nothing, and of those behind them, comes at the end, once.
     assert re.fullmatch("── 1: .* ──\n.*\n── 2: n0 n1 .* ──\n(n0.*\n)?── 3: c ──\nc\n", run.out.decode()), (
         run.out.decode()
     )
