@@ -170,7 +170,7 @@ async def speeds(rounds: int) -> list[tuple[float, ...]]:
 def measure(quick: bool) -> list[Figure]:
     """Compare with the promise, then without it; then what the promise costs."""
     random.seed(1)
-    rounds = 1 if quick else 3
+    rounds = 1 if quick else 2
     figures: list[Figure] = []
     for model in MODELS:
         cancels: Counter[str] = Counter()
@@ -193,7 +193,7 @@ def measure(quick: bool) -> list[Figure]:
                 count.percent, "%", count.compared, details={"differing": count.differing},
             )
         )  # fmt: skip
-    rates = anyio.run(speeds, 2 if quick else 5)
+    rates = anyio.run(speeds, 2 if quick else 4)
     return [
         *figures,
         ratio(
