@@ -251,9 +251,7 @@ def measure(quick: bool) -> list[Figure]:
     random.seed(1)
 
     async def both() -> list[Figure]:
-        figures = await (
-            of_long_prompts(2, BUDGETS_S[::5], 1) if quick else of_long_prompts(4, BUDGETS_S, 1)
-        )
+        figures = await (of_long_prompts(2, BUDGETS_S[::5], 1) if quick else of_long_prompts(4, BUDGETS_S, 1))
         return [*figures, await of_cancels(3 if quick else 16)]
 
     return anyio.run(both)

@@ -34,7 +34,9 @@ async def two_turns(supervisor: Supervisor) -> tuple[float, float, int]:
     first = await supervisor.generate(messages=chat, max_tokens=ANSWER_TOKENS, temperature=0, ignore_eos=True)
     check_length(first.report.usage.prompt_tokens, HISTORY_TOKENS)
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And what came then?"}]
-    second = await supervisor.generate(messages=chat, max_tokens=ANSWER_TOKENS, temperature=0, ignore_eos=True)
+    second = await supervisor.generate(
+        messages=chat, max_tokens=ANSWER_TOKENS, temperature=0, ignore_eos=True
+    )
     assert not first.report.usage.cached_tokens, first.report
     return (
         _ttft_s(second.report.timeline.ttft_s),
