@@ -15,33 +15,35 @@ _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 def pack_ids(ids: Iterable[int]) -> bytes:
     """Return token ids as bytes. Raises `OverflowError` for one that doesn't fit 32 bits."""
-    numbers = array("i", ids)
-    if _IS_BIG_ENDIAN:
-        numbers.byteswap()
-    return numbers.tobytes()
+    return _packed(array("i", ids))
 
 
 def unpack_ids(data: bytes) -> array[int]:
     """Return the token ids in `data`. Raises `ValueError` if its length is no multiple of 4."""
-    numbers = array("i")
-    numbers.frombytes(data)
-    if _IS_BIG_ENDIAN:
-        numbers.byteswap()
-    return numbers
+    ids = array("i")
+    _fill(ids, data)
+    return ids
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
     """Return numbers as bytes, each rounded to 32 bits."""
-    numbers = array("f", values)
+    return _packed(array("f", values))
+
+
+def unpack_floats(data: bytes) -> array[float]:
+    """Return the numbers in `data`. Raises `ValueError` if its length is no multiple of 4."""
+    floats = array("f")
+    _fill(floats, data)
+    return floats
+
+
+def _packed(numbers: array[int] | array[float]) -> bytes:
     if _IS_BIG_ENDIAN:
         numbers.byteswap()
     return numbers.tobytes()
 
 
-def unpack_floats(data: bytes) -> array[float]:
-    """Return the numbers in `data`. Raises `ValueError` if its length is no multiple of 4."""
-    numbers = array("f")
+def _fill(numbers: array[int] | array[float], data: bytes) -> None:
     numbers.frombytes(data)
     if _IS_BIG_ENDIAN:
         numbers.byteswap()
-    return numbers

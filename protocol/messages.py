@@ -9,19 +9,36 @@ Owns names, field order and field checks. `protocol.codec` does the bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 from infervisor.protocol.errors import RemoteProtocolError
+from infervisor.protocol.field_checks import (
+    is_answer,
+    is_area_or_none,
+    is_counts,
+    is_flag,
+    is_fraction,
+    is_ids,
+    is_int,
+    is_map,
+    is_map_or_none,
+    is_messages_or_none,
+    is_number_or_none,
+    is_share_or_none,
+    is_text,
+    is_text_or_none,
+    is_texts_or_none,
+    is_tokens,
+    is_u64,
+    is_u64_or_none,
+    is_vectors,
+)
 from infervisor.protocol.quoting import quoted
 
 PROTOCOL_VERSION = 3
-U64 = 1 << 64
-MAX_DEPTH = 40
-"""How deep maps and arrays in a field may be nested."""
 
 ENDED_WHY = frozenset(
     {"stop", "stop_sequence", "length", "context_full", "cancelled", "invalid_request", "engine_error"}
@@ -30,119 +47,6 @@ ENDED_WHY = frozenset(
 
 Check = Callable[[object], bool]
 M = TypeVar("M", bound="Message")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_u64(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < U64
-
-
-def _is_u64_or_none(value: object) -> bool:
-    return value is None or _is_u64(value)
-
-
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _is_number_or_none(value: object) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_map(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and _is_shallow(value)
-
-
-def _is_shallow(value: object) -> bool:
-    # What is nested deeper than any message needs would exhaust the stack of whoever shows or copies it. Level by
-    # level: a frame can hold a million empty arrays, and a call for each would take a second.
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[object] = []
-        for entry in level:
-            if type(entry) is list:
-                below += entry
-            elif type(entry) is dict:
-                below += entry.values()
-        if not below:
-            return True
-        level = below
-    return False
-
-
-def _is_map_or_none(value: object) -> bool:
-    return value is None or _is_map(value)
-
-
-def _is_counts(value: object) -> bool:
-    return _is_map(value) and all(_is_u64(count) for count in value.values())  # type: ignore[attr-defined]
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_u64(entry) for entry in value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_texts_or_none(value: object) -> bool:
-    return value is None or (
-        isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
-    )
-
-
-def _is_vectors(value: object) -> bool:
-    # Each is an array of little-endian 32-bit floats.
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and all(isinstance(entry, bytes) and entry and len(entry) % 4 == 0 for entry in value)
-    )
-
-
-def _is_answer(value: object) -> bool:
-    return value is None or isinstance(value, bytes) or _is_u64(value)
-
-
-def _is_area_or_none(value: object) -> bool:
-    return value is None or (_is_ids(value) and len(value) == 2)  # type: ignore[arg-type]
-
-
-def _is_share_or_none(value: object) -> bool:
-    return value is None or _is_fraction(value)
-
-
-def _is_messages_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, (list, tuple)) and all(_is_map(entry) for entry in value))
-
-
-def _is_tokens(value: object) -> bool:
-    # A token is [id, text, logprobs]; written out, since it runs once for every token of every stream.
-    if not isinstance(value, (list, tuple)) or not value:
-        return False
-    for entry in value:
-        if not isinstance(entry, (list, tuple)) or len(entry) != 3:
-            return False
-        token, text, logprobs = entry
-        if type(token) is not int or token < 0 or type(text) is not str:
-            return False
-        if logprobs is not None and not (isinstance(logprobs, list) and _is_shallow(logprobs)):
-            return False
-    return True
 
 
 def _wire(check: Check) -> dict[str, Check]:
@@ -184,12 +88,12 @@ class Load(Message):
     """
 
     name: ClassVar[str] = "load"
-    engine: str = field(metadata=_wire(_is_text))
-    model: str | None = field(metadata=_wire(_is_text_or_none))
-    options: Mapping[str, Any] = field(metadata=_wire(_is_map))
-    snapshot_share: float | None = field(default=None, metadata=_wire(_is_share_or_none))
-    step_budget_s: float | None = field(default=None, metadata=_wire(_is_number_or_none))
-    workers: int = field(default=1, metadata=_wire(_is_u64))
+    engine: str = field(metadata=_wire(is_text))
+    model: str | None = field(metadata=_wire(is_text_or_none))
+    options: Mapping[str, Any] = field(metadata=_wire(is_map))
+    snapshot_share: float | None = field(default=None, metadata=_wire(is_share_or_none))
+    step_budget_s: float | None = field(default=None, metadata=_wire(is_number_or_none))
+    workers: int = field(default=1, metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,21 +109,21 @@ class Submit(Message):
     """
 
     name: ClassVar[str] = "submit"
-    id: int = field(metadata=_wire(_is_u64))
-    prompt: str | None = field(metadata=_wire(_is_text_or_none))
-    messages: Sequence[Mapping[str, Any]] | None = field(metadata=_wire(_is_messages_or_none))
-    sampling: Mapping[str, Any] = field(metadata=_wire(_is_map))
-    seed: int = field(metadata=_wire(_is_u64))
-    template_clock_s: float | None = field(metadata=_wire(_is_number_or_none))
-    special: bool = field(metadata=_wire(_is_flag))
-    limits: Mapping[str, Any] = field(metadata=_wire(_is_map))
-    credit: int = field(metadata=_wire(_is_u64))
-    delivered: Sequence[int] = field(metadata=_wire(_is_ids))
-    snapshot: Sequence[int] | None = field(default=None, metadata=_wire(_is_area_or_none))
-    texts: Sequence[str] | None = field(default=None, metadata=_wire(_is_texts_or_none))
-    output: Mapping[str, Any] = field(default_factory=dict[str, Any], metadata=_wire(_is_map))
-    tools: Sequence[Mapping[str, Any]] | None = field(default=None, metadata=_wire(_is_messages_or_none))
-    priority: int = field(default=0, metadata=_wire(_is_int))
+    id: int = field(metadata=_wire(is_u64))
+    prompt: str | None = field(metadata=_wire(is_text_or_none))
+    messages: Sequence[Mapping[str, Any]] | None = field(metadata=_wire(is_messages_or_none))
+    sampling: Mapping[str, Any] = field(metadata=_wire(is_map))
+    seed: int = field(metadata=_wire(is_u64))
+    template_clock_s: float | None = field(metadata=_wire(is_number_or_none))
+    special: bool = field(metadata=_wire(is_flag))
+    limits: Mapping[str, Any] = field(metadata=_wire(is_map))
+    credit: int = field(metadata=_wire(is_u64))
+    delivered: Sequence[int] = field(metadata=_wire(is_ids))
+    snapshot: Sequence[int] | None = field(default=None, metadata=_wire(is_area_or_none))
+    texts: Sequence[str] | None = field(default=None, metadata=_wire(is_texts_or_none))
+    output: Mapping[str, Any] = field(default_factory=dict[str, Any], metadata=_wire(is_map))
+    tools: Sequence[Mapping[str, Any]] | None = field(default=None, metadata=_wire(is_messages_or_none))
+    priority: int = field(default=0, metadata=_wire(is_int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +131,8 @@ class Credit(Message):
     """Raise the absolute credit limit: a token with index ≥ limit is not computed."""
 
     name: ClassVar[str] = "credit"
-    id: int = field(metadata=_wire(_is_u64))
-    limit: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    limit: int = field(metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +140,7 @@ class Cancel(Message):
     """Stop an attempt, now."""
 
     name: ClassVar[str] = "cancel"
-    id: int = field(metadata=_wire(_is_u64))
+    id: int = field(metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +151,9 @@ class Query(Message):
     """
 
     name: ClassVar[str] = "query"
-    id: int = field(metadata=_wire(_is_u64))
-    kind: str = field(metadata=_wire(_is_text))
-    arguments: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    id: int = field(metadata=_wire(is_u64))
+    kind: str = field(metadata=_wire(is_text))
+    arguments: Mapping[str, Any] = field(metadata=_wire(is_map))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +178,10 @@ class Hello(Message):
     """The first frame. versions: name → version of python, infervisor and msgpack."""
 
     name: ClassVar[str] = "hello"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    protocol: int = field(metadata=_wire(_is_u64))
-    pid: int = field(metadata=_wire(_is_u64))
-    versions: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    t_ns: int = field(metadata=_wire(is_u64))
+    protocol: int = field(metadata=_wire(is_u64))
+    pid: int = field(metadata=_wire(is_u64))
+    versions: Mapping[str, Any] = field(metadata=_wire(is_map))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +189,9 @@ class Progress(Message):
     """Loading goes on. phase: import, load or warm_up; fraction of that phase from 0 to 1."""
 
     name: ClassVar[str] = "progress"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    phase: str = field(metadata=_wire(_is_text))
-    fraction: float = field(metadata=_wire(_is_fraction))
+    t_ns: int = field(metadata=_wire(is_u64))
+    phase: str = field(metadata=_wire(is_text))
+    fraction: float = field(metadata=_wire(is_fraction))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +199,9 @@ class Ready(Message):
     """The model is loaded. facts: `worker.engine.ModelFacts` as a plain mapping."""
 
     name: ClassVar[str] = "ready"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    fingerprint: str = field(metadata=_wire(_is_text))
-    facts: Mapping[str, Any] = field(metadata=_wire(_is_map))
+    t_ns: int = field(metadata=_wire(is_u64))
+    fingerprint: str = field(metadata=_wire(is_text))
+    facts: Mapping[str, Any] = field(metadata=_wire(is_map))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +209,11 @@ class Failed(Message):
     """Loading failed; the worker exits. permanent: trying again without a change is pointless."""
 
     name: ClassVar[str] = "failed"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    code: str = field(metadata=_wire(_is_text))
-    message: str = field(metadata=_wire(_is_text))
-    detail: str = field(metadata=_wire(_is_text))
-    permanent: bool = field(metadata=_wire(_is_flag))
+    t_ns: int = field(metadata=_wire(is_u64))
+    code: str = field(metadata=_wire(is_text))
+    message: str = field(metadata=_wire(is_text))
+    detail: str = field(metadata=_wire(is_text))
+    permanent: bool = field(metadata=_wire(is_flag))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +225,11 @@ class Started(Message):
     """
 
     name: ClassVar[str] = "started"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
-    slot: int = field(metadata=_wire(_is_u64))
-    cached_tokens: int = field(metadata=_wire(_is_u64))
-    prompt_tokens: int = field(metadata=_wire(_is_u64))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    slot: int = field(metadata=_wire(is_u64))
+    cached_tokens: int = field(metadata=_wire(is_u64))
+    prompt_tokens: int = field(metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +237,10 @@ class Tokens(Message):
     """Computed tokens. index: of the first; tokens: [id, text (possibly empty), logprobs or None] each."""
 
     name: ClassVar[str] = "tokens"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
-    index: int = field(metadata=_wire(_is_u64))
-    tokens: Sequence[Sequence[Any]] = field(metadata=_wire(_is_tokens))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    index: int = field(metadata=_wire(is_u64))
+    tokens: Sequence[Sequence[Any]] = field(metadata=_wire(is_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,10 +248,10 @@ class Vectors(Message):
     """Embeddings. index: of the first text; vectors: little-endian 32-bit floats of one text each."""
 
     name: ClassVar[str] = "vectors"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
-    index: int = field(metadata=_wire(_is_u64))
-    vectors: Sequence[bytes] = field(metadata=_wire(_is_vectors))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    index: int = field(metadata=_wire(is_u64))
+    vectors: Sequence[bytes] = field(metadata=_wire(is_vectors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +259,10 @@ class Answered(Message):
     """The answer to a query: bytes or a count, or None and an error: a mapping with code, message and field."""
 
     name: ClassVar[str] = "answered"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
-    value: bytes | int | None = field(metadata=_wire(_is_answer))
-    error: Mapping[str, Any] | None = field(metadata=_wire(_is_map_or_none))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    value: bytes | int | None = field(metadata=_wire(is_answer))
+    error: Mapping[str, Any] | None = field(metadata=_wire(is_map_or_none))
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +274,12 @@ class Ended(Message):
     """
 
     name: ClassVar[str] = "ended"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
     why: str = field(metadata=_wire(lambda value: isinstance(value, str) and value in ENDED_WHY))
-    text: str = field(metadata=_wire(_is_text))
-    usage: Mapping[str, int] = field(metadata=_wire(_is_counts))
-    error: Mapping[str, Any] | None = field(metadata=_wire(_is_map_or_none))
+    text: str = field(metadata=_wire(is_text))
+    usage: Mapping[str, int] = field(metadata=_wire(is_counts))
+    error: Mapping[str, Any] | None = field(metadata=_wire(is_map_or_none))
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,10 +287,10 @@ class Released(Message):
     """No step includes the attempt any more and its slot is free. noticed_ns: when a cancel was seen."""
 
     name: ClassVar[str] = "released"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    id: int = field(metadata=_wire(_is_u64))
-    noticed_ns: int | None = field(metadata=_wire(_is_u64_or_none))
-    freed_ns: int = field(metadata=_wire(_is_u64))
+    t_ns: int = field(metadata=_wire(is_u64))
+    id: int = field(metadata=_wire(is_u64))
+    noticed_ns: int | None = field(metadata=_wire(is_u64_or_none))
+    freed_ns: int = field(metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +298,11 @@ class Beat(Message):
     """The work loop moves. steps: so far; longest_ns: phase → longest step; active and waiting attempts."""
 
     name: ClassVar[str] = "beat"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    steps: int = field(metadata=_wire(_is_u64))
-    longest_ns: Mapping[str, int] = field(metadata=_wire(_is_counts))
-    active: int = field(metadata=_wire(_is_u64))
-    waiting: int = field(metadata=_wire(_is_u64))
+    t_ns: int = field(metadata=_wire(is_u64))
+    steps: int = field(metadata=_wire(is_u64))
+    longest_ns: Mapping[str, int] = field(metadata=_wire(is_counts))
+    active: int = field(metadata=_wire(is_u64))
+    waiting: int = field(metadata=_wire(is_u64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +310,10 @@ class Log(Message):
     """A line worth telling. dropped: how many were not sent since the last one."""
 
     name: ClassVar[str] = "log"
-    t_ns: int = field(metadata=_wire(_is_u64))
-    level: str = field(metadata=_wire(_is_text))
-    text: str = field(metadata=_wire(_is_text))
-    dropped: int = field(metadata=_wire(_is_u64))
+    t_ns: int = field(metadata=_wire(is_u64))
+    level: str = field(metadata=_wire(is_text))
+    text: str = field(metadata=_wire(is_text))
+    dropped: int = field(metadata=_wire(is_u64))
 
 
 ToWorker = Load | Submit | Credit | Cancel | Query | Drain | Shutdown

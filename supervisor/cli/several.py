@@ -6,6 +6,7 @@ done. While something is being written no further token is taken, so that a slow
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import anyio
@@ -20,7 +21,7 @@ from infervisor.supervisor.cli.terminal import for_terminal
 from infervisor.supervisor.events import LoadProgress, RequestInterrupted, RequestResumed, WorkerBecameReady
 
 
-class Several:
+class Several(ABC):
     """Progress, notes and reports beside several answers; subclasses show the answers. titles: one for each."""
 
     def __init__(
@@ -44,7 +45,7 @@ class Several:
         self._streams = streams
         self._bar.clear()
 
-    async def draw(self) -> None:
+    async def draw(self) -> None:  # noqa: B027 - nothing to draw is a fine answer
         """Nothing changes by itself."""
 
     def event(self, event: Event) -> None:
@@ -99,12 +100,13 @@ class Several:
         finally:
             free.set()
 
+    @abstractmethod
     def _add(self, number: int, text: str, *, on_new_line: bool = False) -> None:
-        raise NotImplementedError
+        """Take a piece of text."""
 
+    @abstractmethod
     async def ended(self, number: int) -> None:
         """Return when all of it is written."""
-        raise NotImplementedError
 
     async def report(self, number: int, report: Report, error: Exception | None, code: ExitCode) -> None:
         """Keep it for the end."""

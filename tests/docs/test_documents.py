@@ -13,10 +13,11 @@ import infervisor
 from infervisor import Deadlines, EndClass, EndReason, Escalation, Liveness, StopGraces, Timeline
 from infervisor.protocol.codec import MAX_FROM_WORKER_BYTES, MAX_TO_WORKER_BYTES, encode
 from infervisor.protocol.errors import InfervisorError
+from infervisor.protocol.field_checks import MAX_DEPTH
 from infervisor.protocol.generation import Limits, Sampling
 from infervisor.protocol.json_schema import MAX_DEPTH as MAX_SCHEMA_DEPTH
 from infervisor.protocol.json_schema import MAX_PARTS
-from infervisor.protocol.messages import FROM_WORKER, MAX_DEPTH, TO_WORKER, Cancel, Credit, Drain, Message
+from infervisor.protocol.messages import FROM_WORKER, TO_WORKER, Cancel, Credit, Drain, Message
 from infervisor.protocol.output import MAX_GRAMMAR_BYTES, MAX_PRIORITY, MAX_TOP_LOGPROBS, TOOL_CHOICES, Output
 from infervisor.protocol.schema_merge import FORMATS, Unsupported, keywords
 from infervisor.protocol.schema_values import MAX_ITEMS, MAX_LENGTH

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from infervisor.protocol.messages import Submit
-from infervisor.worker.engine import Prefilled, Sampled
+from infervisor.worker.engine import Broken, Prefilled, Sampled
 from infervisor.worker.engines.llama.engine import LlamaEngine
 from tests.helpers.engine_models import answer, no_progress, open_in, request, run
 from tests.helpers.gemma import gemma_model
@@ -357,6 +357,29 @@ def test_what_is_copied_is_saved_only_when_it_is_there(
     assert exact.save(slot, memory) == exact.snapshot_bytes(slot) > 0
     exact.release(slot)
     exact.release(0)
+
+
+def test_a_prompt_that_fails_ends_nobody_else(
+    exact: LlamaEngine, cold: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_all(exact)
+    open_in(exact, 0, request(FIRST))
+    said = run(exact, 0, 2).tokens
+    open_in(exact, 1, request("Something else entirely, which is never read"))
+
+    def fail(*_: Any) -> tuple[int, bool]:
+        raise RuntimeError("llama_decode failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(exact._loaded.decoder, "prefill", fail)
+        outcomes = exact.step([0, 1], [1, 32])
+    assert outcomes is not None
+    assert isinstance(outcomes[0], Sampled)
+    assert isinstance(outcomes[1], Broken)
+    exact.release(1)
+    rest = run(exact, 0, 13).tokens
+    exact.release(0)
+    assert [*said, outcomes[0].token, *rest] == cold[FIRST]
 
 
 def test_switched_off_nothing_is_taken_over() -> None:

@@ -240,16 +240,22 @@ class LlamaEngine:
         reading = [slot for slot in slots if slot not in self._jobs and parts.sequences[slot].reading]
         sampling = [slot for slot in slots if slot not in texts and slot not in reading]
         outcomes: dict[int, Outcome] = {}
+        # Sampling comes last: a token, once sampled, couldn't be taken back if a later call were interrupted.
+        for slot in reading:
+            try:
+                if not parts.sequences.read(slot, allowed[slot]):
+                    return None
+            except Exception as error:
+                # A native call with nobody else in it: its failure is that one's.
+                parts.sequences.doubt([slot])
+                outcomes[slot] = Broken(f"reading the prompt failed: {type(error).__name__}: {error}")
+        if not all(self._jobs[slot].step(allowed[slot]) for slot in texts):
+            return None
         try:
-            # Sampling comes last: a token, once sampled, couldn't be taken back if a later call were interrupted.
-            if not all(parts.sequences.read(slot, allowed[slot]) for slot in reading):
-                return None
-            if not all(self._jobs[slot].step(allowed[slot]) for slot in texts):
-                return None
             if sampling and not parts.sequences.decode(sampling):
                 return None
         except Exception:
-            parts.sequences.doubt(slots)
+            parts.sequences.doubt(sampling)
             raise
         for output, slot in enumerate(sampling):
             try:
@@ -258,7 +264,7 @@ class LlamaEngine:
                 # As where memory runs out. The decode is done, and its neighbours' tokens are as good as ever.
                 outcomes[slot] = Broken(f"choosing a token failed: {type(error).__name__}: {error}")
         # What was read is told only now: a step that is cut tells nothing.
-        outcomes.update((slot, parts.sequences.told(slot)) for slot in reading)
+        outcomes.update((slot, parts.sequences.told(slot)) for slot in reading if slot not in outcomes)
         outcomes.update((slot, self._jobs[slot].told()) for slot in texts)
         return [outcomes[slot] for slot in slots]
 
