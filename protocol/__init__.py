@@ -9,8 +9,10 @@
 | `credit` | how far the worker may compute ahead of the reader |
 | `generation` | sampling and limits of a request, with their ranges |
 | `output` | what else a request asks of its answer: probabilities, a form, tools |
-| `json_schema` | whether an answer can be made to follow a schema, and the plainer schema to do it by; with `schema_merge`, `schema_values` and `schema_pattern` for its parts |
-| `tool_calls` | finds calls of tools in an answer as it comes; with `json_extent`, where a JSON value ends |
+| `json_schema` | whether an answer can be made to follow a schema, and the plainer schema to do it by |
+| `schema_merge`, `schema_values`, `schema_pattern` | its parts: keywords, leaves, regular expressions |
+| `tool_calls` | finds calls of tools in an answer as it comes |
+| `json_extent` | where a JSON value in it ends |
 | `endings` | why a request ended |
 | `timeline` | time points of a request and the figures that follow |
 | `deadlines` | budgets as clocks |

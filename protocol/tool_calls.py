@@ -1,4 +1,4 @@
-"""Tools: what a caller may offer, and calls of them found in a model's answer while it streams.
+"""Calls of tools, found in a model's answer while it streams.
 
 Owns the shapes in which models write calls. A text that isn't a well-formed call of an offered tool stays text,
 unchanged; only the white space around a call goes with it. However the answer is cut into pieces, the same text and
