@@ -86,9 +86,11 @@ class Making:
                 ignores = {"at": "open", "kind": "ignore_sigterm"}
                 return [ignores, {**AT[self.phase], "kind": "hang", **once}]
             forever = self.name in ("poison", "load_refused")
-            return [
-                {**AT[self.phase], "kind": self.fault.kind, **self.fault.parts, **({} if forever else once)}
-            ]
+            parts = {**self.fault.parts, **({} if forever else once)}
+            if self.expected.end is End.FAILED:
+                # Prompts are prepared side by side and read one after the other: the one it hits has to be named.
+                parts["prompt_contains"] = "keeps"
+            return [{**AT[self.phase], "kind": self.fault.kind, **parts}]
         if (self.phase is Phase.LOAD and self.is_by_signal) or self.phase in (Phase.PREPARING, Phase.ENDING):
             seconds = 0.5 if self.expected.end is End.UNHARMED else None
             return [{**AT[self.phase], "kind": "hang", "seconds": seconds, **once}]
