@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from infervisor import EndReason
-from infervisor.protocol import messages
+from infervisor.protocol import field_checks
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor.output_ring import MAX_LINE_BYTES, MAX_LINES, OutputRing
 from tests.fuzz.grammar import serving
@@ -141,14 +141,14 @@ def test_many_empty_arrays_in_one_frame_are_checked_without_a_call_for_each(
     one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    is_shallow = messages._is_shallow
+    is_shallow = field_checks.is_shallow
 
     def counted(*arguments: Any) -> bool:
         nonlocal calls
         calls += 1
         return is_shallow(*arguments)
 
-    monkeypatch.setattr(messages, "_is_shallow", counted)
+    monkeypatch.setattr(field_checks, "is_shallow", counted)
     with one() as side:
         side.run(serving(0, 0))
         side.send_frame(b"\x95\xa6tokens\x01\x01\x00\x91\x93\x05\xa1a" + empty_arrays())

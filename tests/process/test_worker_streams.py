@@ -129,10 +129,10 @@ def test_a_paused_reader_does_not_hold_up_another() -> None:
 def test_credit_for_a_request_that_waits_counts() -> None:
     with raw_worker() as worker:
         worker.load({"slots": 1})
-        worker.send(submit(1, credit=1), submit(2, credit=0, limits=Limits(max_tokens=2)), Credit(2, 5))
+        worker.send(submit(1, credit=1))
         worker.expect(Started, 1)
         worker.tokens(1, 1)
-        worker.send(Cancel(1))
+        worker.send(submit(2, credit=0, limits=Limits(max_tokens=2)), Credit(2, 5), Cancel(1))
         worker.rest(1, first=1)
         assert worker.answer(2)[0] == "w0 w1 "
 
