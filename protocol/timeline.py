@@ -18,7 +18,10 @@ def seconds_between(start_ns: int | None, end_ns: int | None) -> float | None:
 
 @dataclass(slots=True)
 class Timeline:
-    """When things happened to one request, in nanoseconds of the monotonic clock."""
+    """When things happened to one request, in nanoseconds of the monotonic clock.
+
+    paused_ns: how long it had no credit in all, pauses that are over; pause_began_ns: since when it has none now.
+    """
 
     queued_ns: int
     submitted_ns: int | None = None
@@ -33,6 +36,8 @@ class Timeline:
     worker_last_token_ns: int | None = None
     tokens: int = 0
     longest_gap_ns: int = 0
+    paused_ns: int = 0
+    pause_began_ns: int | None = None
 
     def receive_tokens(self, count: int, now_ns: int, worker_ns: int) -> None:
         """Stamp `count` tokens that arrived together."""
@@ -44,6 +49,16 @@ class Timeline:
         self.last_token_ns = now_ns
         self.worker_last_token_ns = worker_ns
         self.tokens += count
+
+    def pause(self, now_ns: int) -> None:
+        """Stamp that it has no credit left: its reader is behind, and nothing is computed for it."""
+        self.pause_began_ns = now_ns
+
+    def go_on(self, now_ns: int) -> None:
+        """Stamp that it got credit, or has ended."""
+        if self.pause_began_ns is not None:
+            self.paused_ns += max(0, now_ns - self.pause_began_ns)
+            self.pause_began_ns = None
 
     @property
     def queue_s(self) -> float | None:

@@ -108,8 +108,14 @@ class Attempt:
             raise RemoteProtocolError(
                 f"attempt {self.id}: {type(event).__name__} can't happen while {self.state.phase}"
             )
+        was_paused = self.state.phase is AttemptPhase.PAUSED
         self.state, effects = ATTEMPT.step(self.state, event, now)
         request = self.request
+        is_paused = self.state.phase is AttemptPhase.PAUSED
+        if is_paused and not was_paused:
+            request.timeline.pause(now)
+        elif was_paused and not is_paused:
+            request.timeline.go_on(now)
         for effect in effects:
             match effect:
                 case RestartClock(budget):
@@ -283,6 +289,12 @@ class Attempt:
     def owes_a_step(self) -> bool:
         """Whether the worker has something to do for it: compute, or release it."""
         return self.state.is_runnable or self.state.phase == "ending"
+
+    @property
+    def told_phase(self) -> str:
+        """Its phase as callers know it: from the submit to the first token it is prefill."""
+        phase = self.state.phase
+        return "prefill" if phase is AttemptPhase.SUBMITTED else str(phase)
 
     @property
     def step_phase(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from infervisor.protocol.codec import MAX_TO_WORKER_BYTES
@@ -57,7 +57,7 @@ _attempt_ids = itertools.count(1)
 
 
 class Dispatcher:
-    """All requests of one supervisor. `on_event` is called for everything worth telling."""
+    """All requests of one supervisor. `listeners` are called for everything worth telling."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Dispatcher:
         max_wait_s: float | None,
         max_resumes: int,
         snapshots: SnapshotMemory | None,
-        on_event: Callable[[events.Event], None],
+        listeners: Sequence[Callable[[events.Event], None]],
     ) -> None:
         self.timers = Timers(self._parent_stalled)
         self.pool = Pool(pool, make_worker, start_task, self, self.timers)
@@ -84,18 +84,20 @@ class Dispatcher:
         self.queue = RequestQueue(max_queue, max_wait_s, self.rates)
         self._survival = Survival(self, max_resumes)
         self._snapshots = snapshots
-        self._on_event = on_event
+        self._listeners = listeners
         self._request_ids = itertools.count(1)
 
     def emit(self, event: events.Event) -> None:
         """Tell the user. A callback that raises is logged and harms nothing."""
-        try:
-            self._on_event(event)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
-            # Also a cancellation that the callback got from somewhere: taken for ours, it would end our tasks.
-            log.exception("on_event failed for %s", type(event).__name__)
+        # A copy: a listener may remove itself.
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Also a cancellation that the callback got from somewhere: taken for ours, it would end our tasks.
+                log.exception("on_event failed for %s", type(event).__name__)
 
     # --- requests: in ----------------------------------------------------------------------------
 

@@ -6,17 +6,20 @@ Owns the defaults of one supervisor. Runs in the loop's thread, synchronously.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from infervisor.protocol.errors import ConfigurationError, InvalidRequest
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor.dispatcher import Dispatcher
+from infervisor.supervisor.embedding_request import EmbeddingRequest
 from infervisor.supervisor.lookout import Lookout, warning_of
 from infervisor.supervisor.mailbox import Mailbox
 from infervisor.supervisor.request_input import REQUEST_OPTIONS, RequestInput, check_request
 from infervisor.supervisor.resume import OnCrash, check_on_crash
 from infervisor.supervisor.settings import Deadlines
 from infervisor.supervisor.stream import Stream
+
+S = TypeVar("S", bound=Stream)
 
 
 class Intake:
@@ -54,10 +57,20 @@ class Intake:
         if named.get("window") is None:
             named["window"] = self._default_window()
         return self.of(
-            check_request(prompt, messages, sampling=sampling, choices=n, **named), deadlines, on_crash
+            check_request(prompt, messages, sampling=sampling, choices=n, **named),
+            deadlines,
+            on_crash,
+            Stream,
         )
 
-    def of(self, given: RequestInput, deadlines: object = None, on_crash: object = None) -> list[Stream]:
+    def embedding(
+        self, given: RequestInput, deadlines: object = None, on_crash: object = None
+    ) -> EmbeddingRequest:
+        """Return the request that embeds checked texts. Raises as `of`."""
+        (made,) = self.of(given, deadlines, on_crash, EmbeddingRequest)
+        return made
+
+    def of(self, given: RequestInput, deadlines: object, on_crash: object, kind: type[S]) -> list[S]:
         """Return a stream for each choice of a checked request. Raises `InvalidRequest` for the other two."""
         if deadlines is not None and not isinstance(deadlines, Deadlines):
             raise InvalidRequest(
@@ -70,7 +83,7 @@ class Intake:
         # A short answer is whole before the next look at the file.
         self._lookout.look_at_model()
         change = self._lookout.change()
-        made: list[Stream] = []
+        made: list[S] = []
         group: int | None = None
         for index in range(given.choices):
             choice = given.choice(index)
@@ -79,7 +92,7 @@ class Intake:
                 group = request.group = group or request.id
             if change is not None:
                 request.warnings.append(warning_of(change))
-            made.append(Stream(self._dispatcher, self._mailbox, request))
+            made.append(kind(self._dispatcher, self._mailbox, request))
         return made
 
     def _default_window(self) -> int:

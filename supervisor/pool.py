@@ -70,6 +70,8 @@ class Pool:
     ) -> None:
         self.serving: list[Worker] = []
         self.restarts: Counter[str] = Counter()
+        self.loading: tuple[str, float] | None = None
+        """Phase and fraction of the latest sign of progress of a worker that loads, while none serves."""
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self._no_successor_until_ns = 0
@@ -166,6 +168,14 @@ class Pool:
         made = [slot.last_error for slot in self.slots if slot.is_open]
         make_error = next((make for make in (*made, self._no_successor) if make is not None), None)
         return self.refusal() if make_error is None else make_error()
+
+    @property
+    def problem(self) -> str | None:
+        """Why no worker serves, if one was lost or couldn't be had; None while the first one is on its way."""
+        if self.is_ready:
+            return None
+        messages = [slot.last_message for slot in self.slots if slot.last_message]
+        return self.refusal_reason() if self.is_open else next(iter(messages), None)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -279,6 +289,7 @@ class Pool:
     def worker_progressed(self, worker: Worker, message: Progress) -> None:
         """Loading goes on."""
         self._owner.pool_loads()
+        self.loading = None if self.is_ready else (message.phase, message.fraction)
         self._owner.emit(events.LoadProgress(worker.pid, message.phase, message.fraction))
 
     def worker_ready(self, worker: Worker) -> None:

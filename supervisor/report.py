@@ -81,6 +81,7 @@ class Report:
                 "tpot_s": timeline.tpot_s,
                 "tokens_per_s": timeline.tokens_per_s,
                 "longest_gap_s": timeline.longest_gap_s,
+                "paused_s": timeline.paused_ns / 1e9,
                 "total_s": timeline.total_s,
                 "release_s": timeline.release_s,
             },
@@ -126,7 +127,9 @@ class Report:
 
 def _stamps(timeline: Timeline) -> Mapping[str, int | None]:
     return {
-        key[:-3]: value for key, value in asdict(timeline).items() if key.endswith("_ns") and "gap" not in key
+        key[:-3]: value
+        for key, value in asdict(timeline).items()
+        if key.endswith("_ns") and key not in ("longest_gap_ns", "paused_ns")
     }
 
 

@@ -34,7 +34,8 @@ class Status:
     worker, worker_pid, facts, versions and sample are those of the first of them that serves: phase of its
     process, or None; what it says of its model; the last look at its memory and CPU time. queue_depth and
     queue_peak count waiting requests, in_flight those in workers. restarts: by cause. snapshot_bytes: shared
-    memory that snapshots take now.
+    memory that snapshots take now. places: requests that run at once when all workers serve. problem: why none
+    serves, once that is known. loading: phase and fraction of the worker that is nearest to being ready.
     """
 
     slot: str
@@ -50,6 +51,9 @@ class Status:
     peak_rss_bytes: int
     workers: tuple[WorkerStatus, ...] = ()
     snapshot_bytes: int = 0
+    places: int = 1
+    problem: str | None = None
+    loading: tuple[str, float] | None = None
 
 
 def status_of(dispatcher: Dispatcher, peak_rss_bytes: int, snapshot_bytes: int) -> Status:
@@ -80,4 +84,7 @@ def status_of(dispatcher: Dispatcher, peak_rss_bytes: int, snapshot_bytes: int) 
             for worker in list(pool.workers)
         ),
         snapshot_bytes=snapshot_bytes,
+        places=pool.places,
+        problem=pool.problem,
+        loading=None if pool.is_ready else pool.loading,
     )

@@ -223,6 +223,19 @@ class Stream:
         return request.report()
 
     @property
+    def phase(self) -> str:
+        """Where it is: new, queued, prefill, decode, paused (its reader is behind), ending or released."""
+        request = self._request
+        if request.released.is_set():
+            return "released"
+        if request.has_ended:
+            return "ending"
+        if not self._admitted:
+            return "new"
+        attempt = self._dispatcher.attempts.get(request.id)
+        return "queued" if attempt is None else attempt.told_phase
+
+    @property
     def report(self) -> Report:
         """What is known of it now; complete once it is released."""
         return self._request.report()

@@ -27,7 +27,8 @@ from infervisor.protocol.machines.slot import SlotPhase
 from infervisor.protocol.quoting import quoted
 from infervisor.supervisor import events
 from infervisor.supervisor.dispatcher import Dispatcher
-from infervisor.supervisor.embedding import Embeddings, check_texts, embeddings_of
+from infervisor.supervisor.embedding import Embeddings, check_texts
+from infervisor.supervisor.embedding_request import EmbeddingRequest
 from infervisor.supervisor.environment import worker_environment
 from infervisor.supervisor.intake import Intake
 from infervisor.supervisor.launch import WorkerSettings, interpreter, load_message, model_path
@@ -130,7 +131,7 @@ class Supervisor:
         self._max_queue = check_count("max_queue", max_queue, 0, 1 << 20)
         self._max_wait_s = None if max_wait_s is None else check_seconds("max_wait_s", max_wait_s)
         self._wait_until_ready = wait_until_ready
-        self._user_event = on_event or (lambda event: None)
+        self._listeners: list[Callable[[events.Event], None]] = [] if on_event is None else [on_event]
         # Resolved once, so that a later chdir changes nothing; links are kept, since shards find each other
         # by the names beside them.
         self._path = model_path(model, engine)
@@ -159,6 +160,16 @@ class Supervisor:
         self._changed = Notice()
         self._closed = False
         self._snapshot_memory: SnapshotMemory | None = None
+
+    @property
+    def model(self) -> str | None:
+        """Path of the model's file, or None for an engine that needs none."""
+        return self._path
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The budgets of a request that is given none."""
+        return self._deadlines
 
     def __repr__(self) -> str:
         state = "not entered" if self._dispatcher is None else self._dispatcher.pool.phase.value
@@ -224,7 +235,7 @@ class Supervisor:
             max_wait_s=self._max_wait_s,
             max_resumes=self._max_resumes,
             snapshots=self._snapshot_memory,
-            on_event=self._user_event,
+            listeners=self._listeners,
         )
         dispatcher.pool.on_change = self._changed.ring
         self._lookout = Lookout(dispatcher, self._path, self._worker_settings.memory, self._snapshot_memory)
@@ -449,15 +460,26 @@ class Supervisor:
         A request like any other: it waits its turn, can be cancelled, and survives its worker. Raises what
         `generate` raises.
         """
+        asked = self.embedding_request(
+            texts, normalise=normalise, deadlines=deadlines, on_crash=on_crash, priority=priority
+        )
+        return await asked.embeddings()
+
+    def embedding_request(
+        self,
+        texts: str | Sequence[str],
+        *,
+        normalise: bool = True,
+        deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
+        priority: int = 0,
+    ) -> EmbeddingRequest:
+        """Return the request that `embed` makes, to be cancelled, watched and asked for its result.
+
+        Raises `InvalidRequest` naming the text. Nothing happens until it is entered or asked.
+        """
         given = check_texts(texts, normalise=normalise, priority=priority)
-        (stream,) = self._taking().of(given, deadlines, on_crash)
-        try:
-            async with stream:
-                await stream.text()
-        except InfervisorError as error:
-            error.report = stream.report
-            raise
-        return embeddings_of(stream._request.vectors, stream.report)
+        return self._taking().embedding(given, deadlines, on_crash)
 
     def _taking(self) -> Intake:
         self._check_usable()
@@ -494,6 +516,23 @@ class Supervisor:
         return await self._queries.count(given, timeout_s)
 
     # --- looking at it ---------------------------------------------------------------------------
+
+    def add_listener(self, on_event: Callable[[events.Event], None]) -> Callable[[], None]:
+        """Call a function with every `Event` from now on, as `on_event` is; return what stops that. Idempotent."""
+        if not callable(on_event):
+            raise ConfigurationError(f"on_event must be a function of one event, not {quoted(on_event)}")
+        self._check_process()
+
+        def listener(event: events.Event) -> None:
+            # A function of its own, so that the same callback can be there twice and each be removed.
+            on_event(event)
+
+        def remove() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        self._listeners.append(listener)
+        return remove
 
     def status(self) -> Status:
         """Return the state as of now. From any thread."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStreams
     from infervisor.supervisor.default_model import default_model
     from infervisor.supervisor.embedding import Embeddings
+    from infervisor.supervisor.embedding_request import EmbeddingRequest
     from infervisor.supervisor.events import Event
     from infervisor.supervisor.logprobs import TokenLogprob, TopLogprob
     from infervisor.supervisor.report import Report, Usage
@@ -78,6 +79,7 @@ _HOME = {
     "BlockingSupervisor": "supervisor.blocking",
     "default_model": "supervisor.default_model",
     "Embeddings": "supervisor.embedding",
+    "EmbeddingRequest": "supervisor.embedding_request",
     "Event": "supervisor.events",
     **dict.fromkeys(("TokenLogprob", "TopLogprob"), "supervisor.logprobs"),
     **dict.fromkeys(("Report", "Usage"), "supervisor.report"),
@@ -95,7 +97,7 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022
     "Supervisor", "Stream", "Streams", "BlockingSupervisor", "BlockingStream", "BlockingStreams", "Chunk",
-    "Answer", "TokenLogprob", "TopLogprob", "ToolCall", "Embeddings", "Report", "Usage",
+    "Answer", "TokenLogprob", "TopLogprob", "ToolCall", "Embeddings", "EmbeddingRequest", "Report", "Usage",
     "Resume", "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness",
     "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event",
     "default_model", "InfervisorError", "ConfigurationError", "UsageError",

@@ -139,7 +139,7 @@ class ParentSide:
             max_wait_s=None,
             max_resumes=5,
             snapshots=None,
-            on_event=self._told,
+            listeners=[self._told],
         )
         self.dispatcher.pool.start()
         self._settle()

@@ -88,3 +88,14 @@ def test_the_longest_gap_and_the_mean_agree_with_the_arrivals(steps: list[tuple[
     assert times.longest_gap_ns == max(gaps, default=0)
     if times.tokens > 1:
         assert times.tpot_s == pytest.approx((arrivals[-1] - arrivals[0]) / S / (times.tokens - 1))
+
+
+def test_pauses_add_up_and_a_running_one_is_told_apart() -> None:
+    timeline = Timeline(queued_ns=0)
+    timeline.pause(100)
+    assert (timeline.paused_ns, timeline.pause_began_ns) == (0, 100)
+    timeline.go_on(150)
+    timeline.go_on(900)
+    timeline.pause(1000)
+    timeline.go_on(1007)
+    assert (timeline.paused_ns, timeline.pause_began_ns) == (57, None)

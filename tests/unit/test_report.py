@@ -65,12 +65,14 @@ def test_the_whole_story_as_plain_data() -> None:
             "released": 1203 * MS,
             "worker_first_token": 1099 * MS,
             "worker_last_token": 1179 * MS,
+            "pause_began": None,
         },
         "figures": {
             "queue_s": 0.01,
             "ttft_s": 0.1,
             "tpot_s": 0.02,
             "tokens_per_s": 50.0,
+            "paused_s": 0.0,
             "longest_gap_s": 0.02,
             "total_s": 0.2,
             "release_s": 0.003,
@@ -98,7 +100,8 @@ def test_the_whole_story_as_plain_data() -> None:
 
 def test_every_time_point_is_in_the_plain_data() -> None:
     stamps = {f.name.removesuffix("_ns") for f in fields(Timeline) if f.name.endswith("_ns")} - {
-        "longest_gap"
+        "longest_gap",
+        "paused",
     }
     assert set(report().to_dict()["time_points_ns"]) == stamps
 
@@ -106,6 +109,7 @@ def test_every_time_point_is_in_the_plain_data() -> None:
 def test_what_hasnt_happened_is_none() -> None:
     plain = json.loads(json.dumps(report().to_dict()))
     assert plain["end_reason"] is plain["end_class"] is plain["error"] is plain["stage"] is None
+    assert plain["figures"].pop("paused_s") == 0
     assert all(value is None for value in plain["figures"].values())
     assert {name for name, value in plain["time_points_ns"].items() if value is not None} == {"queued"}
 
