@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras: nothing is installed, and no network is used, while it is newer than
 # pyproject.toml.
 DEMO := $(VENV)/.installed-demo
+SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
 FUZZ := $(VENV)/.installed-fuzz
 BENCHES := $(VENV)/.installed-bench
@@ -19,12 +20,14 @@ override export PROMPT := $(value PROMPT)
 override export MODEL := $(value MODEL)
 export WHEEL CONSTRAINTS PIP_OPTIONS
 
-.PHONY: help run test check lint docs bench soak fuzz clean
+.PHONY: help run serve test check lint docs bench soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make run     stream an answer from the small model that comes with the demo extra'
 	@echo '             PROMPT="…" another prompt, MODEL=path.gguf another model'
+	@echo 'make serve   serve that model to clients of the OpenAI API, with a console in the browser'
+	@echo '             SERVE_OPTIONS="--port 9000" more options, MODEL=path.gguf another model'
 	@echo 'make test    run all tests'
 	@echo 'make check   run all that continuous integration runs: tests, format, lint, types, layers, documents'
 	@echo 'make docs    build the documents and the API reference as a site in build/site'
@@ -41,6 +44,9 @@ help:
 # By standard input, so that no prompt can be taken for an option or a file.
 run: $(DEMO)
 	@printf '%s' "$$PROMPT" | $(BIN)/supervise run --temperature 0 --max-tokens 200 $${MODEL:+--model "$$MODEL"}
+
+serve: $(SERVE)
+	@exec $(BIN)/supervise serve $(SERVE_OPTIONS) $${MODEL:+"$$MODEL"}
 
 # What fails among others, on cores that three test processes share, is tried once more alone: its failure is shown
 # either way, and only one that stays is an error.
@@ -76,17 +82,21 @@ $(DEMO): pyproject.toml
 	@.ci/install "$(PYTHON)" "$(VENV)" demo
 	@touch $@
 
-$(DEV): pyproject.toml
-	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev,docs
+$(SERVE): pyproject.toml
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,serve
 	@touch $(DEMO) $@
 
+$(DEV): pyproject.toml
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,serve,dev,docs
+	@touch $(DEMO) $(SERVE) $@
+
 $(FUZZ): pyproject.toml
-	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev,docs,fuzz
-	@touch $(DEMO) $(DEV) $@
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,serve,dev,docs,fuzz
+	@touch $(DEMO) $(SERVE) $(DEV) $@
 
 $(BENCHES): pyproject.toml
-	@.ci/install "$(PYTHON)" "$(VENV)" demo,dev,docs,bench
-	@touch $(DEMO) $(DEV) $@
+	@.ci/install "$(PYTHON)" "$(VENV)" demo,serve,dev,docs,bench
+	@touch $(DEMO) $(SERVE) $(DEV) $@
 
 clean:
 	@# Only what looks like a virtual environment is removed, so that a mistyped VENV= costs nothing.

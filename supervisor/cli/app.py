@@ -13,7 +13,14 @@ from typing import Annotated, NoReturn
 import typer
 
 import infervisor
-from infervisor.supervisor.cli import arguments, flags, run_command, text_commands
+from infervisor.supervisor.cli import (
+    arguments,
+    config_command,
+    flags,
+    run_command,
+    serve_command,
+    text_commands,
+)
 from infervisor.supervisor.cli.exit_codes import ExitCode, exit_with, help_text
 from infervisor.supervisor.cli.terminal import for_terminal, repair_standard_streams
 
@@ -60,7 +67,8 @@ def _root(
     pass
 
 
-app.command(epilog=help_text())(run_command.run)
+for command in (run_command.run, serve_command.serve, config_command.config):
+    app.command(epilog=help_text())(command)
 
 
 # --- probe -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ class ExitCode(enum.IntEnum):
     FAULT = 5
     LOAD_FAILED = 6
     PROBE_FAILED = 7
+    NO_ADDRESS = 8
     INTERNAL = 70
     OUTPUT_FAILED = 74
     CANCELLED = 130
@@ -33,13 +34,14 @@ class ExitCode(enum.IntEnum):
 
 
 _MEANINGS: Mapping[ExitCode, str] = {
-    ExitCode.OK: "the answer is whole, or every step of the probe passed",
+    ExitCode.OK: "the answer is whole, every step of the probe passed, or the service ended as it was asked to",
     ExitCode.USAGE: "wrong command line, prompt or setting; nothing was computed",
     ExitCode.REFUSED: "the request was refused: overloaded, invalid_request, unavailable, shutting_down",
     ExitCode.DEADLINE: "a deadline passed: queue, startup, first token, stall, total, consumer",
     ExitCode.FAULT: "the worker or its engine failed during the request",
     ExitCode.LOAD_FAILED: "the worker could not be started or the model not be loaded",
     ExitCode.PROBE_FAILED: "a step of the probe failed, once the model was loaded",
+    ExitCode.NO_ADDRESS: "the service can't have its address: the port is taken, or not this machine's",
     ExitCode.INTERNAL: "internal error of supervise itself",
     ExitCode.OUTPUT_FAILED: "the output could not be written, for instance because the disk is full",
     ExitCode.CANCELLED: "cancelled with Ctrl-C (SIGINT)",
