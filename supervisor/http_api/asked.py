@@ -12,7 +12,7 @@ class Asked:
     """A request for text. Either messages, or one or several prompts.
 
     model: as the client named it. n: answers to each prompt. options: keyword arguments of `Supervisor.stream`.
-    echo: whether the prompt stands before its answer. warnings: names of fields of the body that were ignored, in ASCII.
+    echo: whether the prompt stands before its answer. warnings: names of fields that were ignored, in ASCII.
     """
 
     model: str | None

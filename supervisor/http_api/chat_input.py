@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions. Source: OpenAI's API reference, "Chat Completions"; what local front ends add."""
+"""The body of /v1/chat/completions. Source: OpenAI's API reference, "Chat Completions"."""
 
 from __future__ import annotations
 

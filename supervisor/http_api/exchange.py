@@ -47,8 +47,8 @@ MAX_REPORT_HEADER = 8192
 class Exchange(Response):
     """An answer that is made while it is sent.
 
-    groups: the streams of each prompt. place: where the report goes. unread_s: how long a client may take to read the
-    end of an answer that is whole. field_of: names a field of the library as the body has it.
+    groups: the streams of each prompt. place: where the report goes. unread_s: how long a client may take to read
+    the end of an answer that is whole. field_of: names a field of the library as the body has it.
     """
 
     def __init__(

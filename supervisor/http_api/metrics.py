@@ -1,8 +1,8 @@
 """GET /metrics: what Prometheus collects.
 
-States are read when somebody asks; what happened is counted by listeners of each supervisor, so that requests of the
-application around this one count, too. Each application has a registry of its own. Names follow Prometheus' naming
-practices: base units, `_total` for counters.
+States are read when somebody asks; what happened is counted by listeners of each supervisor, so that requests of
+the application around this one count, too. Each application has a registry of its own. Names follow Prometheus'
+naming practices: base units, `_total` for counters.
 """
 
 from __future__ import annotations

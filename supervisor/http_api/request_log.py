@@ -51,7 +51,9 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one line; a traceback follows in lines of its own."""
         values = getattr(record, "values", {})
-        told = " ".join(f"{name}={_shown(value)}" for name, value in values.items() if value is not None)
+        told = " ".join(
+            f"{name}={_shown(value)}" for name, value in values.items() if value not in (None, (), [])
+        )
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = f"{when}.{int(record.msecs):03d}Z {record.levelname.lower()} {_printable(record.getMessage())}"
         line = f"{line} {told}" if told else line
@@ -80,7 +82,7 @@ class JsonLines(logging.Formatter):
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
-    text = str(value)
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' ="')
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 

@@ -1,4 +1,4 @@
-"""GET /api/requests and /api/requests/{id}, POST /api/requests/{id}/cancel: what runs, what ran, and stopping it."""
+"""GET /api/requests and /api/requests/{id}, POST /api/requests/{id}/cancel: what runs, what ran, a stop."""
 
 from __future__ import annotations
 

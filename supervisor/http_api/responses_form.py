@@ -104,8 +104,8 @@ def _is_choice(value: Any) -> Any:
         return value
     raise PydanticCustomError(
         "tool_choice_kind",
-        "tool_choice must be none, auto, required, or an object of type function with a name. To allow some of the "
-        "tools, send only those.",
+        "Send none, auto, required, or an object of type function with a name. To allow some of the tools, send "
+        "only those.",
     )
 
 

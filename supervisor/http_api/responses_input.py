@@ -37,7 +37,9 @@ Items = Annotated[list[Item], Field(min_length=1)]
 NO_REASONING = "A model's reasoning isn't steered or told apart here: leave it out, or set it to null."
 
 FIELDS = (
-    (re.compile(r"messages\b.*"), "input"),
+    # What only a worker can refuse, it names as it has it.
+    (re.compile(r"(messages|prompt)\b.*"), "input"),
+    (re.compile(r"json_schema\b"), "text.format"),
     (re.compile(r"max_tokens\b"), "max_output_tokens"),
     (re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
@@ -59,7 +61,11 @@ def _only(taken: str | bool | None = None, *, why: str) -> BeforeValidator:
 
 
 def _as_items(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("input_kind", "Send text, or a list of items.")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,11 +117,13 @@ def _tls(settings: ServeSettings) -> Iterator[str]:
 
 
 def _unreadable(path: str, what: str) -> Iterator[str]:
-    if not os.path.lexists(path):
+    # As bytes: under an ASCII locale a name is no text to the system.
+    raw = path.encode("utf-8", "surrogateescape")
+    if not os.path.lexists(raw):
         yield f"{what}: there is no file {path}"
-    elif not os.path.isfile(path):
+    elif not os.path.isfile(raw):
         yield f"{what}: {path} is no file"
-    elif not os.access(path, os.R_OK):
+    elif not os.access(raw, os.R_OK):
         yield f"{what}: {path} can't be read: permission denied"
 
 
@@ -133,7 +135,7 @@ def _keys(settings: ServeSettings) -> tuple[str, ...]:
     if path is None:
         return _checked(settings.api_keys, "SUPERVISE_API_KEYS")
     try:
-        with open(path, "rb") as file:
+        with open(path.encode("utf-8", "surrogateescape"), "rb") as file:
             raw = file.read(MAX_KEY_FILE_BYTES + 1)
         text = raw.decode()
     except UnicodeDecodeError:

@@ -97,8 +97,8 @@ def _fields() -> Iterator[tuple[str, bytes]]:
     wrong: dict[str, list[Any]] = {
         "model": [7, True, [], {}, "no-such-model", "../../etc/passwd", "x" * 10_000, "sc\u0000ripted"],
         "messages": [None, "hello", 7, {}, [], [7], [None], ["hello"], [[]], [{}]],
-        "max_tokens": ["3", -1, 1.5, [], {}, True, -(1 << 63), 1 << 63],
-        "max_completion_tokens": ["3", -1, 2.5, []],
+        "max_tokens": ["3", 0, -2, 1.5, [], {}, True, -(1 << 63), 1 << 63],
+        "max_completion_tokens": ["3", -2, 2.5, []],
         "temperature": ["hot", -0.1, [], {}, True, 1e300],
         "top_p": ["x", -1, 2, []],
         "seed": ["x", 1.5, [], {}, 1 << 80],
@@ -128,7 +128,6 @@ def _fields() -> Iterator[tuple[str, bytes]]:
         {"role": "user"},
         {"content": "x"},
         {"role": 7, "content": "x"},
-        {"role": "wizard", "content": "x"},
         {"role": None, "content": "x"},
         {"role": "user", "content": 7},
         {"role": "user", "content": {}},
@@ -137,9 +136,6 @@ def _fields() -> Iterator[tuple[str, bytes]]:
         {"role": "user", "content": [{"type": "text", "text": 7}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
         {"role": "user", "content": [{"type": "input_audio"}]},
-        {"role": "assistant", "content": "x", "tool_calls": 7},
-        {"role": "assistant", "content": "x", "tool_calls": [{}]},
-        {"role": "user", "content": "x", "unknown": 1},
     ]
     for index, message in enumerate(message_wrong):
         yield f"message #{index}", post(json.dumps({**GOOD, "messages": [message]}).encode())

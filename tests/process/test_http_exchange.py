@@ -45,13 +45,13 @@ def last_report(app: Starlette) -> dict[str, Any]:
 
 async def until_phase(app: Starlette, phase: str) -> None:
     with anyio.fail_after(20):
-        while not any(entry.phase() == phase for entry in app.state.context.ledger.live()):
+        while not any(entry.phase() == phase for entry in app.state.context.ledger.live()):  # noqa: ASYNC110
             await anyio.sleep(0.002)
 
 
 def assert_failed(call: Call, code: str) -> None:
     """The stream ended with exactly one terminal, an error, and never looked like a success."""
-    assert [event for event in call.events if "error" in event][0]["error"]["code"] == code
+    assert next(event for event in call.events if "error" in event)["error"]["code"] == code
     assert call.events[-1]["error"]["code"] == code
     assert "[DONE]" not in call.events
     reasons = [choice["finish_reason"] for event in call.events[:-1] for choice in event["choices"]]

@@ -298,8 +298,9 @@ async def test_what_is_wrong_is_refused_with_its_field():
         assert unknown.value.code == "model_not_found"
         # What only the worker can know: the scripted engine follows no schema.
         schema: Any = {"type": "json_schema", "name": "n", "schema": CITY}
-        with pytest.raises(openai.BadRequestError, match="json_schema"):
+        with pytest.raises(openai.BadRequestError, match="json_schema") as refused:
             await create(text={"format": schema}, stream=True)
+        assert refused.value.param == "text.format"
         assert (await create()).output_text == SAID
 
 

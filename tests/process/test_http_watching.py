@@ -172,7 +172,7 @@ async def test_the_worker_is_told_restarted_and_recycled() -> None:
         assert (await ask(app, "/api/worker/recycle", {"model": "model", "grace_s": 1})).status == 202
         await told.wait_for(events.WorkerBecameReady, count=3)
         with anyio.fail_after(20):
-            while len(supervisor.status().workers) != 1:
+            while len(supervisor.status().workers) != 1:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         for path, body in (
             ("restart", {"model": "x"}),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 async def until(stream: object, phase: str) -> None:
     with anyio.fail_after(20):
-        while stream.phase != phase:  # type: ignore[attr-defined]
+        while stream.phase != phase:  # type: ignore[attr-defined] # noqa: ASYNC110
             await anyio.sleep(0.002)
 
 

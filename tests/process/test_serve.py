@@ -6,7 +6,10 @@ import http.client
 import json
 import os
 import re
+import shutil
+import signal
 import socket
+import ssl
 import stat
 import subprocess
 import time
@@ -17,10 +20,18 @@ import psutil
 import pytest
 
 from infervisor.supervisor.cli.exit_codes import ExitCode
-from tests.helpers.command_line import COMMAND, WITHIN_S, assert_gone, running, scripted, supervise
+from tests.helpers.command_line import (
+    ASCII_LOCALE,
+    COMMAND,
+    WITHIN_S,
+    assert_gone,
+    running,
+    scripted,
+    supervise,
+)
 from tests.helpers.serving import CHAT, family, kill, service_environment, serving
 
-REFUSES = {"at": "load", "kind": "refuse"}
+REFUSES = {"at": "load", "kind": "load_refused", "code": "broken_model", "permanent": True}
 
 
 def lines_of_log(text: str) -> list[dict[str, Any]]:
@@ -77,8 +88,7 @@ def test_a_taken_port_fails_before_a_model_is_loaded() -> None:
 def test_a_model_that_cannot_be_loaded_ends_it_with_a_code_of_its_own() -> None:
     with serving(faults=[REFUSES]) as service:
         assert service.command.finish() == ExitCode.LOAD_FAILED
-    assert "supervise: " in service.log
-    assert "scripted" in service.log
+    assert "\nsupervise: broken_model: scripted: " in service.log
     assert "Traceback" not in service.log
 
 
@@ -107,15 +117,18 @@ def test_a_worker_that_dies_later_ends_nothing() -> None:
 
 def test_a_model_that_is_lost_later_keeps_the_service_up(tmp_path: Path) -> None:
     armed = tmp_path / "armed"
-    fault = {"at": "load", "kind": "refuse", "armed_file": str(armed), "permanent": True}
-    with serving(faults=[fault]) as service:
+    with serving(faults=[{**REFUSES, "armed_file": str(armed)}]) as service:
         service.ready()
         (pid,) = service.worker_pids()
         armed.touch()
         kill(pid)
-        body = service.until("/health/ready", 503)
-        assert body["models"]["scripted"]["reason"]
+        service.command.read_until("err", "error BreakerOpened model=scripted")
+        status, body = service.ask("GET", "/health/ready")
+        assert (status, body["models"]["scripted"]["state"]) == (503, "open")
         assert service.ask("GET", "/health/live")[0] == 200
+        # Whoever has mended it says so by a reload.
+        service.command.process.send_signal(signal.SIGHUP)
+        service.until("/health/ready", 200)
         assert service.end() == ExitCode.OK
 
 
@@ -217,6 +230,27 @@ def test_a_unix_socket_that_others_cannot_open(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_it_speaks_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -nodes -subj /CN=localhost"
+    subject = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run([*make.split(), *subject], check=True, capture_output=True)
+    words = ["--port", "0", "--tls-cert", str(certificate), "--tls-key", str(key)]
+    with running("serve", *scripted(), *words, env=service_environment()) as command:
+        port = command.read_until("err", r"supervise: https://127\.0\.0\.1:(\d+) serves [^\n]*\n")[1]
+        context = ssl.create_default_context(cafile=str(certificate))
+        with (
+            socket.create_connection(("127.0.0.1", int(port)), WITHIN_S) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        command.process.terminate()
+        assert command.finish() == ExitCode.OK
+
+
 # --- the log -----------------------------------------------------------------------------------------
 
 
@@ -293,6 +327,21 @@ def _through(path: Path, process: subprocess.Popen[bytes]) -> tuple[int, Any]:
             connection.close()
 
 
+def test_names_of_files_are_utf_8_in_every_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "dépôt"
+    folder.mkdir()
+    (folder / "modèle.gguf").touch()
+    (folder / "clés").write_text("sesame")
+    (folder / "réglages.toml").write_text('models = ["modèle.gguf"]\napi_key_file = "clés"\n')
+    config = str(folder / "réglages.toml")
+    with serving("--config", config, env=service_environment(**ASCII_LOCALE), text="é") as service:
+        service.ready()
+        body = {**CHAT, "model": "modèle"}
+        status, answer = service.ask("POST", "/v1/chat/completions", body, {"X-Api-Key": "sesame"})
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "é")
+        assert service.end() == ExitCode.OK
+
+
 def test_a_job_in_the_background_of_a_terminal_never_stops_and_reads_nothing() -> None:
     # The shell of a terminal starts it as a job; a read from the terminal would stop it.
     master, slave = os.openpty()
@@ -322,7 +371,7 @@ def test_a_job_in_the_background_of_a_terminal_never_stops_and_reads_nothing() -
             is_worker = pid != job
             assert (os.readlink(f"/proc/{pid}/fd/0") == os.ttyname(slave)) != is_worker
         assert os.read(slave, 100) == b"typed before\n"
-        os.kill(job, 15)
+        os.kill(job, signal.SIGTERM)
         process.communicate(timeout=WITHIN_S)
         assert process.returncode == ExitCode.OK
     finally:
@@ -355,7 +404,7 @@ def test_a_service_manager_is_told_of_loading_readiness_life_and_the_end(tmp_pat
             service.ready()
             heard.clear()
             hear("WATCHDOG=1")
-            service.command.process.send_signal(1)
+            service.command.process.send_signal(signal.SIGHUP)
             hear("RELOADING=1")
             hear("READY=1")
             assert heard.index("RELOADING=1") < heard.index("READY=1")

@@ -11,7 +11,6 @@ from importlib.metadata import packages_distributions
 
 from tests.docs.markdown import ROOT
 
-
 SERVICE = ROOT / "supervisor" / "http_api"
 
 

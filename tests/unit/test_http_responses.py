@@ -141,6 +141,7 @@ def test_numbers_reach_the_library_and_what_is_not_said_means_what_openai_says()
         assert given.options[name] == value
     plain = asked(input="?").options
     assert (plain["temperature"], plain["top_p"], plain["logprobs"]) == (1.0, 1.0, False)
+    assert (plain["top_k"], plain["min_p"]) == (0, 0.0)
     assert asked(input="?", include=["message.output_text.logprobs"]).options["logprobs"]
     assert not asked(input="?", include=["reasoning.encrypted_content"]).options["logprobs"]
 
@@ -182,7 +183,7 @@ def test_what_changes_nothing_here_is_accepted():
         ({"top_logprobs": 21}, "top_logprobs", ""),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", ""),
         ({"input": []}, "input", ""),
-        ({"input": 5}, "input", ""),
+        ({"input": 5}, "input", "a list of items"),
         ({"input": ["hello"]}, "input[0]", "an object"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "send the item"),
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input[0]", "Leave out others"),
@@ -199,6 +200,14 @@ def test_what_cannot_be_done_is_refused_with_the_field_and_the_next_step(
     error = refused(**{"input": "hello", **body})
     assert error.field == field
     assert says in str(error)
+
+
+def test_unknown_fields_can_be_left_out():
+    body = {"input": [{"role": "user", "content": "hello", "mood": "glad"}], "colour": 1}
+    lenient = HttpSettings(unknown_fields="ignore")
+    given = parse(ResponseRequest, json.dumps(body).encode(), lenient).asked()
+    assert given.messages == ({"role": "user", "content": "hello"},)
+    assert set(given.warnings) == {"input[0].mood", "colour"}
 
 
 def test_input_is_needed():
@@ -219,7 +228,7 @@ def test_fields_are_named_as_the_body_has_them():
         ("messages", "input"), ("max_tokens", "max_output_tokens"), ("response_format", "text.format"),
         ("response_format.json_schema.schema", "text.format.schema"), ("tools[2].function.name", "tools[2].name"),
         ("tools[2]", "tools[2]"), ("top_logprobs", "top_logprobs"), ("logprobs", "include"),
-        ("temperature", "temperature"), (None, None),
+        ("temperature", "temperature"), (None, None), ("prompt", "input"), ("json_schema", "text.format"),
     ):  # fmt: skip
         assert given.field_of(theirs) == ours
 

@@ -1,0 +1,186 @@
+// The chat: asks, shows the answer as it comes, stops it, and tells what the service measured of it.
+
+import { json, send } from "./api.js";
+import { eventsOf } from "./event_stream.js";
+
+const form = document.getElementById("ask");
+const prompt = document.getElementById("prompt");
+const sendButton = document.getElementById("send");
+const stopButton = document.getElementById("stop");
+const list = document.getElementById("messages");
+const note = document.getElementById("note");
+const model = document.getElementById("model");
+
+let messages = [];
+let running = null;
+
+export function showModels(models) {
+  const names = models.map((each) => each.model);
+  const shown = [...model.options].map((option) => option.value);
+  if (names.join("\n") === shown.join("\n")) return;
+  const chosen = model.value;
+  model.replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(chosen)) model.value = chosen;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  return value < 1 ? `${Math.max(1, Math.round(value * 1000))} ms` : `${value.toFixed(2)} s`;
+}
+
+function add(role, text) {
+  const item = document.createElement("li");
+  item.className = role;
+  const who = document.createElement("span");
+  who.className = "who";
+  who.textContent = role === "user" ? "You" : "Model";
+  const body = document.createElement("span");
+  body.className = "text";
+  body.textContent = text;
+  item.append(who, body);
+  list.append(item);
+  list.scrollTop = list.scrollHeight;
+  return { item, body };
+}
+
+function tell(item, text, kind = "") {
+  const what = document.createElement("span");
+  what.className = `what ${kind}`;
+  what.textContent = text;
+  item.append(what);
+  list.scrollTop = list.scrollHeight;
+}
+
+// The one sentence about an end, from the report.
+export function sentence(report) {
+  const { figures, stage, end_reason: reason, resumes } = report;
+  const parts = [];
+  for (const resume of resumes) {
+    parts.push(`the worker was lost (${resume.cause}), went on after ${seconds(resume.pause_s)}`);
+  }
+  if (reason === "client_disconnected" || reason === "cancelled") {
+    parts.push(`stopped · released after ${seconds(figures.release_s)}${stage ? ` (${stage})` : ""}`);
+  } else {
+    parts.push(`${reason.replaceAll("_", " ")} · first token ${seconds(figures.ttft_s)}`);
+    if (figures.tokens_per_s) parts.push(`${figures.tokens_per_s.toFixed(1)} tokens/s`);
+    parts.push(`${report.usage.completion_tokens} tokens`);
+  }
+  return parts.join(" · ");
+}
+
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+// A request that was left can still be looked at, under the id that this page gave it.
+async function reportOf(clientId) {
+  for (let tries = 0; tries < 60; tries += 1) {
+    const { requests } = await json("api/requests");
+    const mine = requests.find((entry) => entry.client_request_id === clientId);
+    if (mine?.finished) return mine.choices[0].report;
+    await new Promise((resolve) => setTimeout(resolve, tries < 10 ? 30 : 200));
+  }
+  return null;
+}
+
+function number(id) {
+  const value = document.getElementById(id).valueAsNumber;
+  return Number.isNaN(value) ? undefined : value;
+}
+
+async function ask(text) {
+  const clientId = newId();
+  const abort = new AbortController();
+  messages.push({ role: "user", content: text });
+  add("user", text);
+  const { item, body } = add("assistant", "");
+  item.setAttribute("aria-busy", "true");
+  running = abort;
+  stopButton.disabled = false;
+  sendButton.disabled = true;
+  note.textContent = "Waiting for the first token.";
+  let answer = "";
+  let report = null;
+  let failed = null;
+  let whole = false;
+  try {
+    const response = await send("v1/chat/completions", {
+      method: "POST",
+      signal: abort.signal,
+      headers: { "X-Client-Request-Id": clientId, "X-Infervisor-Priority": String(number("priority") ?? 0) },
+      body: {
+        model: model.value || undefined, messages, stream: true,
+        temperature: number("temperature"), max_tokens: number("max-tokens"),
+      },
+    });
+    if (!response.ok) {
+      failed = (await response.json())?.error?.message ?? `status ${response.status}`;
+    } else {
+      for await (const data of eventsOf(response)) {
+        if (data === "[DONE]") { whole = true; continue; }
+        const event = JSON.parse(data);
+        if (event.error) { failed = event.error.message; continue; }
+        report = event.x_infervisor?.[0] ?? report;
+        const piece = event.choices[0]?.delta?.content;
+        if (piece) {
+          answer += piece;
+          body.textContent = answer;
+          note.textContent = "";
+          list.scrollTop = list.scrollHeight;
+        }
+      }
+      if (!whole && !failed) failed = "The answer broke off.";
+    }
+  } catch (error) {
+    if (!abort.signal.aborted) failed = `The service can't be reached: ${error.message}`;
+  }
+  running = null;
+  stopButton.disabled = true;
+  sendButton.disabled = false;
+  item.removeAttribute("aria-busy");
+  if (answer) messages.push({ role: "assistant", content: answer });
+  else messages.pop();
+  if (abort.signal.aborted) {
+    note.textContent = "Stopping.";
+    report = await reportOf(clientId).catch(() => null);
+    tell(item, report ? sentence(report) : "stopped", "stopped");
+    note.textContent = report ? sentence(report) : "stopped";
+  } else if (failed) {
+    tell(item, failed, "failed");
+    note.textContent = failed;
+  } else {
+    if (report) tell(item, sentence(report));
+    note.textContent = `Answer: ${answer}`.slice(0, 600);
+  }
+}
+
+function stop() {
+  running?.abort();
+}
+
+export function start() {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = prompt.value.trim();
+    if (!text || running) return;
+    prompt.value = "";
+    ask(text);
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") stop();
+  });
+  stopButton.addEventListener("click", stop);
+  document.getElementById("clear").addEventListener("click", () => {
+    stop();
+    messages = [];
+    list.replaceChildren();
+    note.textContent = "";
+    prompt.focus();
+  });
+}
