@@ -177,8 +177,13 @@ class Exchange(Response):
 
     async def _pump(self, index: int, stream: Stream) -> None:
         async for chunk in stream:
+            if not self._has_begun:
+                # By itself: a writer counts its events in the order in which it is asked for them.
+                await self._say(b"")
             await self._say(self._writer.chunk(index, chunk))
         await self._ended(stream)
+        if not self._has_begun:
+            await self._say(b"")
         report = stream.report.to_dict() if self._place == "body" else None
         await self._say(self._writer.end(index, stream, report))
 

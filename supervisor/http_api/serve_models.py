@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -58,9 +59,6 @@ def make_supervisors(
     Raises `ConfigurationError` for what no supervisor takes.
     """
 
-    def listener(name: str) -> Callable[[Any], None] | None:
-        return None if on_event is None else lambda event: on_event(name, event)
-
     options = {**settings.options, **_llama_options(settings)}
     return {
         name: Supervisor(
@@ -72,7 +70,7 @@ def make_supervisors(
             max_wait_s=settings.max_wait_s,
             deadlines=deadlines(settings),
             python=settings.python,
-            on_event=listener(name),
+            on_event=None if on_event is None else functools.partial(on_event, name),
             wait_until_ready=False,
             on_crash=settings.on_crash,
             snapshots=Snapshots() if settings.snapshots else None,

@@ -38,6 +38,7 @@ from infervisor.supervisor.http_api.worker_log import WorkerLog
 
 LAST_WORDS_S = 3.0
 """How long the ends of streams may take on their way to clients, once the workers are gone."""
+CUT_OFF_S = 0.5
 STOP_S = 20.0
 """More than the graces of stopping workers, and the last words, take together."""
 LONGEST_LOAD_S = 3600.0
@@ -259,7 +260,8 @@ class _Service:
                 tasks.start_soon(supervisor.stop)
         with anyio.move_on_after(LAST_WORDS_S):
             await self._ledger.wait_idle()
-        self._server.stop(LAST_WORDS_S)
+        # Who hasn't taken its end by now won't: only what is on its way in the sockets may still go out.
+        self._server.stop(CUT_OFF_S if self._ledger.live() else LAST_WORDS_S)
         await self._served.wait()
 
 

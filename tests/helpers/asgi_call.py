@@ -140,7 +140,11 @@ class Call:
     @property
     def said(self) -> str:
         """The text of the first choice of a streamed chat."""
-        pieces = [event["choices"][0]["delta"] for event in self.events if event.get("choices")]
+        pieces = [
+            event["choices"][0]["delta"]
+            for event in self.events
+            if event != "[DONE]" and event.get("choices")
+        ]
         return "".join(piece.get("content") or "" for piece in pieces)
 
 

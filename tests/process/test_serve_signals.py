@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from infervisor.supervisor.http_api.pid_one import exit_code
+from infervisor.supervisor.http_api.service import STOP_S
 from tests.helpers.command_line import WITHIN_S, assert_gone
 from tests.helpers.serving import CHAT, Events, Serving, family, serving
 
@@ -100,21 +102,38 @@ def test_a_whole_answer_gets_its_end_too() -> None:
         client = subprocess.Popen(
             [sys.executable, "-c", ask, str(service.port), json.dumps(CHAT)], stdout=subprocess.PIPE
         )
-        _until_running(service, 1)
+        until_phase(service, "prefill")
         assert service.end() == ExitCode.OK
         out, _ = client.communicate(timeout=WITHIN_S)
         assert out == b"503 shutting_down\n"
 
 
-def _until_running(service: Serving, count: int) -> None:
+def until_phase(service: Serving, *phases: str) -> None:
+    """Wait until the one request is in one of these phases."""
     deadline = time.monotonic() + WITHIN_S
     while True:
         _, body = service.ask("GET", "/api/requests")
-        running = [one for one in body["requests"] if one["phase"] in ("prefill", "decode")]
-        if len(running) == count:
+        if [one["phase"] in phases for one in body["requests"]] == [True]:
             return
         assert time.monotonic() < deadline, body
         time.sleep(0.02)
+
+
+def test_a_client_that_takes_nothing_does_not_hold_the_end_up() -> None:
+    with serving("--drain-grace", "0") as service:
+        service.ready()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(WITHIN_S)
+            client.connect(("127.0.0.1", service.port))
+            body = json.dumps({**CHAT, "stream": True}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            until_phase(service, "paused")
+            began = time.monotonic()
+            assert service.end() == ExitCode.OK
+            assert time.monotonic() - began < 2 * STOP_S
+    no_traceback(service)
 
 
 def test_a_second_signal_skips_the_grace() -> None:
