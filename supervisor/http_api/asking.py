@@ -15,7 +15,7 @@ from starlette.requests import Request
 from infervisor import Deadlines, InvalidRequest, Status, Streams, Supervisor
 from infervisor.supervisor.http_api.asked import Asked
 from infervisor.supervisor.http_api.context import Context
-from infervisor.supervisor.http_api.errors import HttpRefused
+from infervisor.supervisor.http_api.errors import HttpRefused, name_as_body
 from infervisor.supervisor.http_api.exchange import Exchange
 from infervisor.supervisor.http_api.ledger import Entry
 from infervisor.supervisor.http_api.request_headers import Wishes, wishes_of
@@ -104,7 +104,7 @@ def ask(
         for prompt in asked.prompts:
             groups.append(supervisor.streams(prompt, n=asked.n, **options))
     except InvalidRequest as error:
-        error.field = field_of(error.field)
+        name_as_body(error, field_of)
         raise
     entry = Entry(
         request_id_of(request),

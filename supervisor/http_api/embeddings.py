@@ -17,7 +17,7 @@ from infervisor.supervisor.http_api.asking import model_of, options_of, request_
 from infervisor.supervisor.http_api.body_reading import read_body
 from infervisor.supervisor.http_api.context import Context
 from infervisor.supervisor.http_api.embedding_input import EmbeddingsRequest
-from infervisor.supervisor.http_api.errors import HttpRefused, error_answer
+from infervisor.supervisor.http_api.errors import HttpRefused, error_answer, name_as_body
 from infervisor.supervisor.http_api.input_model import field_of, parse
 from infervisor.supervisor.http_api.ledger import Entry
 from infervisor.supervisor.http_api.request_headers import ReportPlace, wishes_of
@@ -34,7 +34,7 @@ def routes(context: Context) -> list[BaseRoute]:
         try:
             stream = supervisor.embedding_request(wanted.texts(), **options_of({}, wishes))
         except InvalidRequest as error:
-            error.field = field_of(error.field)
+            name_as_body(error, field_of)
             raise
         entry = Entry(
             request_id_of(request),
@@ -79,7 +79,7 @@ class _Embedding(Response):
                     answer = self._answer(await self._stream.embeddings())
                 except InfervisorError as error:
                     if isinstance(error, InvalidRequest):
-                        error.field = field_of(error.field)
+                        name_as_body(error, field_of)
                     answer = error_answer(error, request_id=self._entry.id, report=self._report("body"))
                 tasks.cancel_scope.cancel()
             if answer is not None and not self._has_left:

@@ -5,13 +5,13 @@ Codes of requests are the end reasons of the library; those of the service itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from infervisor import InfervisorError
+from infervisor import InfervisorError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,16 @@ class HttpRefused(InfervisorError):
         self.code = code
         self.field = field
         self.headers = dict(headers or {})
+
+
+def name_as_body(error: InvalidRequest, field_of: Callable[[str | None], str | None]) -> None:
+    """Let an error of the library name its field as the body does. field_of: from one name to the other."""
+    field, error.field = error.field, field_of(error.field)
+    if field is not None and error.field != field:
+        message = str(error)
+        # Where it begins with the field, as most do.
+        if message.startswith(field):
+            error.args = (f"{error.field}{message.removeprefix(field)}",)
 
 
 def code_of(error: BaseException) -> str:

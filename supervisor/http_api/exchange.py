@@ -30,7 +30,7 @@ from infervisor import (
     Streams,
 )
 from infervisor.supervisor.http_api import sse
-from infervisor.supervisor.http_api.errors import error_answer
+from infervisor.supervisor.http_api.errors import error_answer, name_as_body
 from infervisor.supervisor.http_api.ledger import Entry, Ledger
 from infervisor.supervisor.http_api.request_headers import ReportPlace
 from infervisor.supervisor.http_api.settings import HttpSettings
@@ -223,7 +223,7 @@ class Exchange(Response):
     async def _fail(self, scope: Scope, error: Exception) -> None:
         """Tell the one terminal of a failure: a status while there is none yet, an event otherwise."""
         if isinstance(error, InvalidRequest):
-            error.field = self._field_of(error.field)
+            name_as_body(error, self._field_of)
         elif not isinstance(error, InfervisorError):
             _log.error("%s: unexpected error", self._entry.id, exc_info=error)
         self._is_over = True

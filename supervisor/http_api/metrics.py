@@ -37,25 +37,22 @@ TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25,
 
 def routes(context: Context) -> list[BaseRoute]:
     """Return the route. Its counters listen as long as it lives."""
-    registry = CollectorRegistry(auto_describe=False)
-    counts = _Counts(registry)
-    registry.register(_States(context))
+    counts = _Counts(CollectorRegistry(auto_describe=False))
+    counts.registry.register(_States(context))
     for name, supervisor in context.models.items():
         _listen(counts, supervisor.add_listener, name)
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        return Response(encode(counts.registry), headers={"Content-Type": content_type})
 
-    route = Route("/metrics", metrics)
-    # A supervisor may outlive the application: its listener holds the counters no longer than they are needed.
-    route.counts = counts  # type: ignore[attr-defined]
-    return [route]
+    return [Route("/metrics", metrics)]
 
 
 def _listen(
     counts: _Counts, add_listener: Callable[[Callable[[Event], None]], Callable[[], None]], model: str
 ) -> None:
+    # A supervisor may outlive the application, whose route holds the counters.
     known = weakref.ref(counts)
 
     def on_event(event: Event) -> None:
@@ -72,6 +69,8 @@ class _Counts:
     """What happened, by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"infervisor_{name}", text, ("model", *labels), registry=registry)
 

@@ -136,20 +136,24 @@ class _Service:
         where = " and ".join(self._listening.addresses)
         self._log.info("loading", extra={"values": {"models": list(self._supervisors), "address": where}})
         self._notifier.status(f"loading {', '.join(self._supervisors)}")
-        for name, supervisor in self._supervisors.items():
-            try:
-                await supervisor.wait_ready()
-            except ShuttingDown:
-                return
-            except InfervisorError as error:
-                self._say(f"{error.code}: {name}: {error}")
-                self._end = End.LOAD_FAILED
-                self._take(drain.on_failure(self._state))
-                return
+        async with anyio.create_task_group() as tasks:
+            for name, supervisor in self._supervisors.items():
+                tasks.start_soon(self._until_loaded, name, supervisor)
         if self._state.phase is drain.Phase.SERVING:
             line = f"{self._url()} serves {', '.join(self._supervisors)}"
             self._say(line + (f"; console {self._url(console=True)}" if self._has_console() else ""))
             self._notifier.ready(line)
+
+    async def _until_loaded(self, name: str, supervisor: Supervisor) -> None:
+        try:
+            await supervisor.wait_ready()
+        except ShuttingDown:
+            return
+        except InfervisorError as error:
+            self._say(f"{error.code}: {name}: {error}")
+            if self._state.phase is drain.Phase.SERVING:
+                self._end = End.LOAD_FAILED
+            self._take(drain.on_failure(self._state))
 
     def _url(self, *, console: bool = False) -> str:
         address = self._listening.addresses[0]

@@ -92,12 +92,22 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_a_code_of_its_own() -> None:
     assert "Traceback" not in service.log
 
 
-def test_one_of_several_models_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
+def test_one_of_several_models_that_cannot_be_loaded_ends_it_while_the_other_loads(tmp_path: Path) -> None:
+    words = [str(tmp_path / name) for name in ("one", "two")]
+    for word in words:
+        Path(word).touch()
+    fault = {**REFUSES, "once_file": str(tmp_path / "once")}
+    with serving(*words, faults=[fault], load_s=600) as service:
+        assert service.command.finish() == ExitCode.LOAD_FAILED
+    assert re.search(r"^supervise: broken_model: (one|two): ", service.log, flags=re.MULTILINE)
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     done = supervise("serve", "--port", "0", str(broken), env=service_environment())
     assert done.returncode == ExitCode.LOAD_FAILED
-    assert b"broken: " in done.stderr
+    assert re.search(rb"^supervise: \w+: broken: ", done.stderr, flags=re.MULTILINE)
 
 
 def test_a_worker_that_dies_later_ends_nothing() -> None:
