@@ -9,6 +9,7 @@ const sendButton = document.getElementById("send");
 const stopButton = document.getElementById("stop");
 const list = document.getElementById("messages");
 const note = document.getElementById("note");
+const announced = document.getElementById("announced"); // heard, not seen: the answer is above
 const model = document.getElementById("model");
 
 let messages = [];
@@ -99,6 +100,7 @@ async function ask(text) {
   stopButton.disabled = false;
   sendButton.disabled = true;
   note.textContent = "Waiting for the first token.";
+  announced.textContent = "";
   let answer = "";
   let report = null;
   let failed = null;
@@ -150,7 +152,8 @@ async function ask(text) {
     note.textContent = failed;
   } else {
     if (report) tell(item, sentence(report));
-    note.textContent = `Answer: ${answer}`.slice(0, 600);
+    note.textContent = "";
+    announced.textContent = `Answer: ${answer}`;
   }
 }
 
