@@ -36,6 +36,9 @@ NAMES = (
     "company",
     "same_texts",
     "logprobs",
+    "http_leaving",
+    "http_speed",
+    "http_slow_reader",
 )
 RESULTS = Path(__file__).parent / "results.json"
 

@@ -49,7 +49,7 @@ class NativeServer:
     """A server that listens. address: host and port on loopback."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+        self.address = address
 
     async def read_all(self, prompt: str, tokens: int) -> int:
         """Read a greedy answer of exactly so many tokens; return when the last of them arrived, monotonic ns."""
@@ -59,7 +59,7 @@ class NativeServer:
                 "cache_prompt": False,
             }
         ).encode()  # fmt: skip
-        reader, writer = await asyncio.open_connection(*self._address)
+        reader, writer = await asyncio.open_connection(*self.address)
         try:
             writer.write(
                 b"POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
