@@ -1,4 +1,4 @@
-"""`supervise serve` as a process of its own, and the cheapest client of its streams: for the benchmarks over HTTP."""
+"""`supervise serve` as a process of its own, and the cheapest client of its streams: for benchmarks over HTTP."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def config(
     for warning in loaded.warnings:
         typer.echo(for_terminal(f"supervise: warning: {warning}"), err=True)
     if not check:
-        from infervisor.supervisor.http_api import config_file
+        from infervisor.supervisor.http_api.service import config_file
 
         typer.echo(for_terminal(config_file.to_file(loaded)), nl=False)
         return
-    from infervisor.supervisor.http_api import serve_checks
+    from infervisor.supervisor.http_api.service import serve_checks
 
     serve_checks.check(loaded.settings)
     typer.echo("the settings are right")

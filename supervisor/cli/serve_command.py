@@ -16,10 +16,10 @@ import typer
 from infervisor.supervisor.cli import flags, serve_flags
 from infervisor.supervisor.cli.exit_codes import ExitCode, exit_with
 from infervisor.supervisor.cli.terminal import for_terminal
-from infervisor.supervisor.http_api import pid_one
+from infervisor.supervisor.http_api.service import pid_one
 
 if TYPE_CHECKING:
-    from infervisor.supervisor.http_api.config_file import Loaded
+    from infervisor.supervisor.http_api.service.config_file import Loaded
 
 EXTRA_PACKAGES = ("pydantic", "pydantic_settings", "starlette", "uvicorn", "prometheus_client", "h11")
 
@@ -45,7 +45,7 @@ def serve(
         given if not verbose or "log_level" in given else {**given, "log_level": "debug"}, config
     )
 
-    from infervisor.supervisor.http_api import request_log, serve_checks, service
+    from infervisor.supervisor.http_api.service import request_log, serve_checks, service
 
     settings = loaded.settings
     keys = serve_checks.check(settings)
@@ -66,7 +66,7 @@ def serve(
 def load_settings(given: Mapping[str, Any], config: str | None) -> Loaded:
     """Return the settings. Raises `ConfigurationError`, and exits where the extra isn't installed."""
     try:
-        from infervisor.supervisor.http_api.config_file import load
+        from infervisor.supervisor.http_api.service.config_file import load
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA_PACKAGES:
             raise

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from infervisor.supervisor.cli import arguments
-from infervisor.supervisor.http_api.serve_settings import CONFIG_VARIABLE, flags_of, settings_table
-from infervisor.supervisor.http_api.setting_kinds import Kind, Setting, from_text, pair
+from infervisor.supervisor.http_api.service.serve_settings import CONFIG_VARIABLE, flags_of, settings_table
+from infervisor.supervisor.http_api.service.setting_kinds import Kind, Setting, from_text, pair
 
 LISTS = (Kind.WORDS, Kind.PAIRS, Kind.OPTIONS)
 Config = Annotated[

@@ -16,25 +16,16 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from infervisor import Supervisor
-from infervisor.supervisor.http_api import (
-    chat,
-    completions,
-    console,
-    embeddings,
-    health,
-    metrics,
-    openai_models,
-    openapi,
-    requests_api,
-    responses,
-    worker_api,
-)
+from infervisor.supervisor.http_api import openapi
+from infervisor.supervisor.http_api.console import routes as console
 from infervisor.supervisor.http_api.context import Context
+from infervisor.supervisor.http_api.endpoints import chat, completions, embeddings, openai_models, responses
 from infervisor.supervisor.http_api.errors import HttpRefused, error_answer
-from infervisor.supervisor.http_api.guards import guarded
+from infervisor.supervisor.http_api.guards.order import guarded
 from infervisor.supervisor.http_api.ledger import Entry, Ledger
 from infervisor.supervisor.http_api.models import Models, name_of
 from infervisor.supervisor.http_api.settings import HttpSettings
+from infervisor.supervisor.http_api.watching import health, metrics, requests_api, worker_api
 
 PARTS = (
     chat, completions, responses, embeddings, openai_models, health, metrics, requests_api, worker_api, openapi,

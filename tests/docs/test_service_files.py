@@ -16,9 +16,9 @@ import yaml
 
 from infervisor.supervisor.cli.app import app
 from infervisor.supervisor.cli.exit_codes import ExitCode
-from infervisor.supervisor.http_api.config_file import load
-from infervisor.supervisor.http_api.serve_settings import ServeSettings, settings_table, variable_of
-from infervisor.supervisor.http_api.service import STOP_S
+from infervisor.supervisor.http_api.service.config_file import load
+from infervisor.supervisor.http_api.service.serve_settings import ServeSettings, settings_table, variable_of
+from infervisor.supervisor.http_api.service.service import STOP_S
 from tests.docs.markdown import ROOT, table
 
 FOLDER = ROOT / "examples/service"

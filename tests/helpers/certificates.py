@@ -6,7 +6,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from infervisor.supervisor.http_api.server import tls_context
+from infervisor.supervisor.http_api.server.server import tls_context
 
 
 def make_certificate(folder: Path, name: str = "localhost", *options: str) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 from starlette.requests import Request
 
-from infervisor.supervisor.http_api.guards import guarded, read_body
+from infervisor.supervisor.http_api.guards.order import guarded, read_body
 from infervisor.supervisor.http_api.settings import HttpSettings
 
 JSON = (b"content-type", b"application/json")

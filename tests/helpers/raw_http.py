@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infervisor.supervisor.http_api.server import ConnectionLimits, HttpServer, open_sockets
+from infervisor.supervisor.http_api.server.server import ConnectionLimits, HttpServer, open_sockets
 
 WITHIN_S = 20.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infervisor import ConfigurationError
-from infervisor.supervisor.http_api.server import open_sockets, tls_context
+from infervisor.supervisor.http_api.server.server import open_sockets, tls_context
 from tests.helpers.certificates import make_certificate
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from infervisor.supervisor.http_api.guards import guarded, read_body
-from infervisor.supervisor.http_api.server import HttpServer, open_sockets
+from infervisor.supervisor.http_api.guards.order import guarded, read_body
+from infervisor.supervisor.http_api.server.server import HttpServer, open_sockets
 from infervisor.supervisor.http_api.settings import HttpSettings
 from tests.helpers.certificates import both_contexts
 from tests.helpers.counting_app import App, event

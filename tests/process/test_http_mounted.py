@@ -84,5 +84,3 @@ async def test_a_supervisor_that_is_not_running_is_no_model_failure() -> None:
     call = await ask(app, "/v1/chat/completions", HI)
     assert call.status == 500
     assert call.json["error"]["code"] == "internal_error"
-
-

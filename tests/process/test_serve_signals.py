@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from infervisor.supervisor.cli.exit_codes import ExitCode
-from infervisor.supervisor.http_api.pid_one import exit_code
-from infervisor.supervisor.http_api.service import STOP_S
+from infervisor.supervisor.http_api.service.pid_one import exit_code
+from infervisor.supervisor.http_api.service.service import STOP_S
 from tests.helpers.command_line import WITHIN_S, assert_gone
 from tests.helpers.serving import CHAT, Events, Serving, family, serving
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from infervisor.supervisor.http_api.drain import (
+from infervisor.supervisor.http_api.service.drain import (
     Act,
     Ending,
     Phase,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infervisor import ConfigurationError
-from infervisor.supervisor.http_api.guards import guarded
+from infervisor.supervisor.http_api.guards.order import guarded
 from infervisor.supervisor.http_api.settings import HttpSettings
 from tests.helpers.guarded import HOST, JSON, UNIX, Service
 

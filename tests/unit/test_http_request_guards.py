@@ -8,7 +8,7 @@ import anyio
 import pytest
 from starlette.requests import Request
 
-from infervisor.supervisor.http_api.guards import ClientLeft, read_body
+from infervisor.supervisor.http_api.guards.order import ClientLeft, read_body
 from infervisor.supervisor.http_api.settings import HttpSettings
 from tests.helpers.guarded import DISCONNECT, HOST, JSON, Service
 

@@ -10,10 +10,10 @@ import pytest
 
 from infervisor import Answer, Chunk, EndReason, Overloaded, Report, TokenLogprob, ToolCall, TopLogprob, Usage
 from infervisor.protocol.timeline import Timeline
+from infervisor.supervisor.http_api.endpoints.input_model import parse
+from infervisor.supervisor.http_api.endpoints.responses_input import ResponseAsked, ResponseRequest
+from infervisor.supervisor.http_api.endpoints.responses_writer import ResponsesWriter
 from infervisor.supervisor.http_api.errors import HttpRefused
-from infervisor.supervisor.http_api.input_model import parse
-from infervisor.supervisor.http_api.responses_input import ResponseAsked, ResponseRequest
-from infervisor.supervisor.http_api.responses_writer import ResponsesWriter
 from infervisor.supervisor.http_api.settings import HttpSettings
 from tests.helpers.responses_types import checked_events, checked_response
 

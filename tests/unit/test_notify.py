@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from infervisor.supervisor.http_api.notify import Notifier
+from infervisor.supervisor.http_api.service.notify import Notifier
 
 
 class Manager:

@@ -12,8 +12,8 @@ import pytest
 
 from infervisor.protocol.machines.process import DeathCause
 from infervisor.supervisor.events import BreakerOpened, LoadProgress, WorkerExited, WorkerLogged
-from infervisor.supervisor.http_api import request_log
-from infervisor.supervisor.http_api.worker_log import level_of
+from infervisor.supervisor.http_api.service import request_log
+from infervisor.supervisor.http_api.service.worker_log import level_of
 
 ODD = 'a "b" = c\n\x1b[2J\u202e ä 🦙'
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from infervisor import ConfigurationError
-from infervisor.supervisor.http_api import serve_checks, serve_models
-from infervisor.supervisor.http_api.serve_settings import ServeSettings
-from infervisor.supervisor.http_api.setting_kinds import Kind, Setting, from_text, parse_size, plain
+from infervisor.supervisor.http_api.service import serve_checks, serve_models
+from infervisor.supervisor.http_api.service.serve_settings import ServeSettings
+from infervisor.supervisor.http_api.service.setting_kinds import Kind, Setting, from_text, parse_size, plain
 
 # --- what must hold ----------------------------------------------------------------------------------
 

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 from infervisor import ConfigurationError, Deadlines
 from infervisor.supervisor.cli import serve_flags
 from infervisor.supervisor.cli.app import app
-from infervisor.supervisor.http_api import serve_models
-from infervisor.supervisor.http_api.config_file import Loaded, load, to_file
-from infervisor.supervisor.http_api.serve_settings import (
+from infervisor.supervisor.http_api.service import serve_models
+from infervisor.supervisor.http_api.service.config_file import Loaded, load, to_file
+from infervisor.supervisor.http_api.service.serve_settings import (
     ServeSettings,
     flags_of,
     key_of,
     settings_table,
     variable_of,
 )
-from infervisor.supervisor.http_api.setting_kinds import Kind, Setting, to_toml
+from infervisor.supervisor.http_api.service.setting_kinds import Kind, Setting, to_toml
 from tests.docs.markdown import ROOT, code_names, table
 
 PAGE = ROOT / "examples/service/README.md"

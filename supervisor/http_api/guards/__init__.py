@@ -1,0 +1,1 @@
+"""What stands between the server and the endpoints. `order` says in which order."""
