@@ -163,5 +163,7 @@ class Ledger:
     async def wait_idle(self) -> None:
         """Return when no request is in progress. Safe to cancel."""
         while self._live:
-            self._idle = anyio.Event()
+            # One for all who wait, until it is set.
+            if self._idle is None or self._idle.is_set():
+                self._idle = anyio.Event()
             await self._idle.wait()

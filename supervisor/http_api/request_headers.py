@@ -23,6 +23,7 @@ DEADLINE_HEADERS: Mapping[str, str] = {
 PRIORITY, ON_CRASH, REPORT = "x-infervisor-priority", "x-infervisor-on-crash", "x-infervisor-report"
 CLIENT_ID = "x-client-request-id"
 MAX_CLIENT_ID = 512
+MAX_SECONDS = 365 * 86400
 
 ReportPlace = Literal["body", "header", "off"]
 
@@ -74,8 +75,8 @@ def _seconds(name: str, text: str) -> float | None:
     except ValueError:
         value = math.nan
     # Refuses NaN, too.
-    if not 0 < value <= 1e9:
-        raise _wrong(name, text, "a number of seconds above 0, or none")
+    if not 0 < value <= MAX_SECONDS:
+        raise _wrong(name, text, f"a number of seconds above 0 and up to {MAX_SECONDS}, or none")
     return value
 
 

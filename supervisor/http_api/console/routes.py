@@ -28,7 +28,7 @@ def routes(context: Context) -> list[BaseRoute]:
 
 
 def _route(path: str, name: str) -> Route:
-    body = resources.files(__package__).joinpath(name).read_bytes()
+    body = resources.files("infervisor.supervisor.http_api.console").joinpath(name).read_bytes()
     kind = "image/svg+xml" if name.endswith(".svg") else _TYPES[name.rpartition(".")[2]]
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     # Asked for again each time: a service of another version has other files under the same names.

@@ -20,6 +20,8 @@ from infervisor.supervisor.http_api.context import Context
 from infervisor.supervisor.http_api.endpoints.input_model import InputModel, parse
 from infervisor.supervisor.http_api.guards.body_reading import read_body
 
+MAX_SECONDS = 365 * 86400
+
 
 class RestartRequest(InputModel):
     """Which model's workers: all of them if none is named."""
@@ -31,7 +33,7 @@ class RecycleRequest(InputModel):
     """Which model's workers, and how long what runs in them may take before it goes on in the next one."""
 
     model: str | None = None
-    grace_s: float | None = Field(default=None, ge=0, le=1e9)
+    grace_s: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
 
 
 def routes(context: Context) -> list[BaseRoute]:
