@@ -67,7 +67,10 @@ class Report:
         return self.timeline.released_ns is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON: time points in ns, figures in seconds, names as strings."""
+        """Return plain data for JSON: time points in ns, figures in seconds, names as strings.
+
+        tokens: of the answer, as many as have arrived.
+        """
         timeline = self.timeline
         return {
             "request_id": self.request_id,
@@ -85,6 +88,7 @@ class Report:
                 "total_s": timeline.total_s,
                 "release_s": timeline.release_s,
             },
+            "tokens": timeline.tokens,
             "usage": asdict(self.usage),
             "stage": self.stage,
             "seed": self.seed,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WITHIN_MS = 30_000
@@ -31,6 +31,7 @@ def browser() -> Iterator[Browser]:
     if path is None:
         lack = f"there is no browser: none of {', '.join(NAMES)} is in PATH"
         (pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip)(lack)
+    expect.set_options(timeout=WITHIN_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
             executable_path=path,

@@ -77,6 +77,7 @@ def test_the_whole_story_as_plain_data() -> None:
             "total_s": 0.2,
             "release_s": 0.003,
         },
+        "tokens": 5,
         "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 5, "computed_tokens": 6},
         "stage": "in_band",
         "seed": 9,

@@ -73,7 +73,7 @@ export function showRequests({ requests, now_ns: now }) {
 function fill({ cells, svg, stop }, entry, from, now) {
   const { report } = shownOf(entry);
   const tokens = entry.choices.reduce((sum, choice) => sum + Math.max(
-    choice.report.usage.completion_tokens, choice.report.usage.computed_tokens), 0);
+    choice.report.usage.completion_tokens, choice.report.tokens), 0);
   const { figures } = report;
   set(cells[1], entry.choices.length > 1 ? `${entry.phase} (${entry.choices.length})` : entry.phase);
   set(cells[3], tokens ? String(tokens) : "–");
