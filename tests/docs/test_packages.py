@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infervisor.supervisor.http_api.console.routes import FILES as CONSOLE_FILES
 from tests.docs.markdown import ROOT
 
 WITHIN_S = 300
@@ -67,8 +68,14 @@ def test_wheel_holds_every_module_of_the_three_folders_and_nothing_else(wheel: P
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
     }
+    page = {
+        f"infervisor/{path.relative_to(ROOT).as_posix()}"
+        for path in (ROOT / "supervisor" / "http_api" / "console").iterdir()
+        if path.suffix in (".html", ".css", ".js", ".svg")
+    }
     files = {name for name in files_of(wheel) if ".dist-info/" not in name}
-    assert files == modules | {"infervisor/__init__.py", "infervisor/py.typed"}
+    assert len(page) == len(CONSOLE_FILES) + 1
+    assert files == modules | page | {"infervisor/__init__.py", "infervisor/py.typed"}
 
 
 def test_wheel_installs_one_top_level_name(wheel: Path) -> None:

@@ -16,7 +16,10 @@ from tests.docs.markdown import ROOT, Block, blocks
 README = ROOT / "README.md"
 PAGES = [
     README,
-    *(ROOT / "docs" / name for name in ("api.md", "engines.md", "streams.md", "structured_output.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("api.md", "engines.md", "serve.md", "streams.md", "structured_output.md")
+    ),
 ]
 WITHIN_S = 180
 
@@ -104,8 +107,8 @@ def test_make_commands_of_the_readme_are_targets_that_run_what_they_say(tmp_path
     commands = [
         line.partition("#")[0].split() for block in blocks(README, "sh") for line in block.text.splitlines()
     ]
-    assert commands == [["make", "run"], ["make", "test"]]
-    for command, wanted in zip(commands, ("supervise run", "-m pytest"), strict=True):
+    assert commands == [["make", "run"], ["make", "test"], ["make", "serve"]]
+    for command, wanted in zip(commands, ("supervise run", "-m pytest", "supervise serve"), strict=True):
         dry = run([command[0], "--dry-run", f"VENV={tmp_path}/venv", *command[1:]], ROOT)
         assert dry.returncode == 0, dry.stderr
         assert wanted in dry.stdout
