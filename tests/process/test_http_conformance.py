@@ -1,35 +1,25 @@
-"""OpenAI's own client, another client of the field, and plain fetch, against a real server and real workers."""
+"""OpenAI's own client against a real server and real workers."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
-import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import anyio
-import anyio.to_thread
 import openai
 import pytest
-from huggingface_hub import InferenceClient
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel
 
-from infervisor import EndReason, Supervisor
-from infervisor.supervisor.events import RequestReleased
-from infervisor.supervisor.http_api import HttpSettings, create_app
+from infervisor import Supervisor
 from tests.helpers.encoder_model import build_encoder
-from tests.helpers.models import CHATML, TOKEN, build_model, byte_token, chain
-from tests.helpers.raw_http import served
-from tests.helpers.supervised import Told, scripted
+from tests.helpers.models import TOKEN, byte_token
+from tests.helpers.openai_service import HI, saying, serving, table_model
+from tests.helpers.supervised import scripted
 
 pytestmark = pytest.mark.anyio
 
-HI: Any = [{"role": "user", "content": "hi"}]
 CITY = {
     "type": "object",
     "properties": {"city": {"const": "Oslo"}},
@@ -40,60 +30,12 @@ WEATHER: Any = {
     "type": "function",
     "function": {"name": "weather", "description": "The weather", "parameters": CITY},
 }
-KEY = "sk-right"
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """uvicorn runs on asyncio alone."""
     return "asyncio"
-
-
-class Service:
-    """A server of some models, and clients of it."""
-
-    def __init__(self, port: int, client: AsyncOpenAI) -> None:
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self.client = client
-
-    async def blocking(self, ask: Callable[[OpenAI], Any], **options: Any) -> Any:
-        """Return what somebody gets who blocks."""
-
-        def run() -> Any:
-            settings = {"api_key": KEY, "max_retries": 0, **options}
-            with OpenAI(base_url=self.url, **settings) as client:
-                return ask(client)
-
-        return await anyio.to_thread.run_sync(run)
-
-
-@asynccontextmanager
-async def serving(models: dict[str, Supervisor], **settings: Any) -> AsyncIterator[Service]:
-    app = create_app(models, settings=HttpSettings(**settings))
-    async with AsyncExitStack() as entered:
-        service = await entered.enter_async_context(served(app))
-        assert service.port is not None
-        url = f"http://127.0.0.1:{service.port}/v1"
-        client = AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0)
-        await entered.enter_async_context(client)
-        yield Service(service.port, client)
-
-
-@asynccontextmanager
-async def saying(
-    options: dict[str, Any] | None = None, http: dict[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[tuple[Service, Told]]:
-    async with scripted(options, **settings) as (supervisor, told):
-        async with serving({"m": supervisor}, **(http or {})) as service:
-            yield service, told
-
-
-@asynccontextmanager
-async def table_model(directory: Path) -> AsyncIterator[Service]:
-    """Serve a tiny model of llama.cpp, whose answers follow grammars, and which says "hi" otherwise."""
-    path = build_model(directory / "hi.gguf", chain(*map(byte_token, b"hi")), CHATML, context_tokens=1024)
-    async with Supervisor(path, options={"n_ctx": 1024}) as supervisor, serving({"m": supervisor}) as service:
-        yield service
 
 
 # --- chat --------------------------------------------------------------------------------------------
@@ -124,6 +66,22 @@ async def test_a_chat_whole_and_streamed_blocking_and_not(tmp_path: Path) -> Non
         text, usage = await service.blocking(read)
         assert text == "hi"
         assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+async def test_the_answer_s_head_names_its_request(tmp_path: Path) -> None:
+    async with table_model(tmp_path) as service:
+        chat = service.client.chat.completions
+        raw = await chat.with_raw_response.create(model="m", messages=HI, temperature=0)
+        assert raw.parse().choices[0].message.content == "hi"
+        assert raw.request_id is not None
+        assert raw.request_id == raw.headers["x-request-id"]
+        async with chat.with_streaming_response.create(model="m", messages=HI, stream=True) as streaming:
+            assert streaming.request_id not in (None, raw.request_id)
+            assert [line async for line in streaming.iter_lines() if line][-1] == "data: [DONE]"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await chat.create(model="m", messages=[])
+        assert refused.value.request_id is not None
+        assert refused.value.param == "messages"
 
 
 async def test_several_answers_seeds_stops_and_limits() -> None:
@@ -203,6 +161,19 @@ async def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": CITY}},
         )
         assert json.loads(loose.choices[0].message.content or "") == {"city": "Oslo"}
+        # Any JSON object: this model would say "hi" and end, which isn't one.
+        free = await service.client.chat.completions.create(
+            model="m", messages=HI, temperature=0, max_tokens=40, response_format={"type": "json_object"}
+        )
+        assert (free.choices[0].message.content or "").lstrip().startswith("{")
+        # The client's own reader of streams puts the same together from the pieces.
+        async with service.client.chat.completions.stream(
+            model="m", messages=HI, response_format=Place
+        ) as stream:
+            kinds = {event.type async for event in stream}
+            final = await stream.get_final_completion()
+        assert {"content.delta", "content.done"} <= kinds
+        assert final.choices[0].message.parsed == Place(city="Oslo")
 
 
 async def test_tools_are_called_whole_and_streamed(tmp_path: Path) -> None:
@@ -229,6 +200,21 @@ async def test_tools_are_called_whole_and_streamed(tmp_path: Path) -> None:
             reason = chunk.choices[0].finish_reason or reason
         assert {index: json.loads("".join(parts)) for index, parts in pieces.items()} == {0: {"city": "Oslo"}}
         assert reason == "tool_calls"
+
+        class Weather(BaseModel):
+            """Where."""
+
+            city: Literal["Oslo"]
+
+        async with service.client.chat.completions.stream(
+            model="m",
+            messages=HI,
+            tools=[openai.pydantic_function_tool(Weather)],
+            tool_choice="required",
+        ) as stream:
+            final = await stream.get_final_completion()
+        (read,) = final.choices[0].message.tool_calls or []
+        assert read.function.parsed_arguments == Weather(city="Oslo")
         # The answer to the call goes back to the model.
         answered = await ask(
             model="m",
@@ -299,130 +285,3 @@ async def test_models_are_listed_and_found() -> None:
             await service.client.models.retrieve("n")
         with pytest.raises(openai.NotFoundError, match="Served here: m"):
             await service.client.chat.completions.create(model="n", messages=HI)
-
-
-# --- errors and leaving ------------------------------------------------------------------------------
-
-
-async def test_errors_are_of_the_classes_that_clients_expect() -> None:
-    async with saying({"pace_s": 0.01}, {"api_keys": (KEY,)}, slots=1, max_queue=0) as (service, _):
-        ask = service.client.chat.completions.create
-        for wrong in (
-            {"temperature": -1},
-            {"seed": 2**64},
-            {"stop": [""]},
-            {"extra_body": {"tempurature": 1}},
-        ):
-            with pytest.raises(openai.BadRequestError) as refused:
-                await ask(model="m", messages=HI, **wrong)
-            assert refused.value.param is not None
-        with pytest.raises(openai.AuthenticationError):
-            await service.blocking(lambda c: c.models.list(), api_key="sk-wrong")
-        stream = await ask(model="m", messages=HI, stream=True)
-        async with stream:
-            async for _chunk in stream:
-                with pytest.raises(openai.RateLimitError):
-                    await ask(model="m", messages=HI)
-                break
-
-
-async def test_a_stream_that_breaks_raises_in_the_client() -> None:
-    async with saying({"pace_s": 0.01}) as (service, _):
-        stream = await service.client.chat.completions.create(
-            model="m", messages=HI, stream=True, extra_headers={"X-Infervisor-Total-Timeout": "0.3"}
-        )
-        pieces: list[str] = []
-
-        async def read() -> None:
-            async for chunk in stream:
-                pieces.append(chunk.choices[0].delta.content or "")
-
-        with pytest.raises(openai.APIError) as broken:
-            await read()
-        assert broken.value.code == "total_timeout"
-        assert "".join(pieces).startswith("w0 w1")
-
-
-async def test_closing_a_stream_frees_the_worker() -> None:
-    async with saying({"pace_s": 0.002}) as (service, told):
-        stream = await service.client.chat.completions.create(model="m", messages=HI, stream=True)
-        async for _chunk in stream:
-            break
-        await stream.close()
-        event = await told.wait_for(RequestReleased)
-        assert event.report.end_reason is EndReason.CLIENT_DISCONNECTED
-
-        def leave(client: OpenAI) -> None:
-            with client.chat.completions.create(model="m", messages=HI, stream=True) as blocking:
-                next(iter(blocking))
-
-        await service.blocking(leave)
-        event = await told.wait_for(RequestReleased, count=2)
-        assert event.report.end_reason is EndReason.CLIENT_DISCONNECTED
-        # A whole answer that the client doesn't wait for any longer.
-        with pytest.raises(openai.APITimeoutError):
-            await service.client.with_options(timeout=0.3).chat.completions.create(model="m", messages=HI)
-        event = await told.wait_for(RequestReleased, count=3)
-        assert event.report.end_reason is EndReason.CLIENT_DISCONNECTED
-
-
-async def test_a_client_retries_what_may_be_retried_and_nothing_else() -> None:
-    fault = {"at": "decode", "kind": "raise", "after": 0}
-    async with saying({"faults": [fault], "text": "one"}) as (service, told):
-        with pytest.raises(openai.InternalServerError):
-            await service.client.with_options(max_retries=2).chat.completions.create(model="m", messages=HI)
-        assert len(told.of(RequestReleased)) == 1
-
-
-# --- other clients -----------------------------------------------------------------------------------
-
-
-async def test_the_client_of_hugging_face(tmp_path: Path) -> None:
-    async with table_model(tmp_path) as service:
-
-        def ask() -> tuple[str | None, str]:
-            with InferenceClient(base_url=service.url, api_key=KEY) as client:
-                whole = client.chat_completion(HI, model="m", temperature=0.0, max_tokens=10)
-                pieces = client.chat_completion(HI, model="m", temperature=0.0, stream=True)
-                text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
-                return whole.choices[0].message.content, text
-
-        assert await anyio.to_thread.run_sync(ask) == ("hi", "hi")
-
-
-FETCH = """
-const [url, leave] = process.argv.slice(1);
-const abort = new AbortController();
-const answer = await fetch(`${url}/chat/completions`, {
-  method: "POST", signal: abort.signal, headers: { "Content-Type": "application/json" },
-  body: JSON.stringify({ messages: [{ role: "user", content: "hi" }], stream: true }),
-});
-let text = "";
-try {
-  for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
-    text += part;
-    if (leave && text.includes("w3")) abort.abort();
-  }
-} catch (error) {
-  if (error.name !== "AbortError") throw error;
-}
-console.log(JSON.stringify(text));
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-async def test_fetch_of_a_browser_s_language() -> None:
-    def run(*arguments: str) -> str:
-        command = ["node", "--input-type=module", "-e", FETCH, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        told: str = json.loads(done.stdout)
-        return told
-
-    async with saying({"text": "one two"}) as (service, _):
-        text = await anyio.to_thread.run_sync(run, service.url)
-        assert text.endswith("data: [DONE]\n\n")
-        assert '"content":" two"' in text
-    async with saying({"pace_s": 0.005}) as (service, told):
-        await anyio.to_thread.run_sync(run, service.url, "leave")
-        event = await told.wait_for(RequestReleased)
-        assert event.report.end_reason is EndReason.CLIENT_DISCONNECTED

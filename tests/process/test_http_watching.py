@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
@@ -84,6 +85,24 @@ async def test_ready_says_why_the_breaker_is_open() -> None:
         assert refused.headers["x-should-retry"] == "false"
 
 
+async def test_nobody_is_told_that_a_worker_loads_when_it_has_died_of_that() -> None:
+    faults = [{"at": "load", "kind": "raise"}]
+    async with service({"load_s": 0.05, "faults": faults}, wait_until_ready=False) as (app, _, told):
+        await told.wait_for(events.BreakerOpened)
+        assert told.of(events.LoadProgress)
+        reason = (await get(app, "/health/ready")).json["reason"]
+        assert "the scripted fault" in reason
+        assert "%" not in reason
+        (model,) = (await get(app, "/api/worker")).json["models"]
+        assert (model["state"], model["loading"], model["workers"]) == ("open", None, [])
+        assert "the scripted fault" in model["problem"]
+        seen = await metrics(app)
+        assert seen[key("infervisor_breaker_open")] == 1
+        assert seen[key("infervisor_ready")] == 0
+        failed = len(told.of(events.WorkerExited))
+        assert seen[key("infervisor_worker_exits_total", cause="load_failed")] == failed >= 1
+
+
 async def test_metrics_count_what_the_reports_tell() -> None:
     async with service({"pace_s": 0.001}, slots=1) as (app, supervisor, told):
         await ask(app, CHAT, {**HI, "max_tokens": 7})
@@ -109,6 +128,73 @@ async def test_metrics_count_what_the_reports_tell() -> None:
         assert seen[key("infervisor_ready")] == 1
         assert seen[key("infervisor_requests_in_flight")] == 0
         assert seen[("infervisor_http_requests", frozenset())] == 0
+
+
+async def test_sums_are_those_of_the_reports_after_a_kill_a_leave_and_a_pause() -> None:
+    async with service({"pace_s": 0.002}, slots=1, on_crash="resume") as (app, supervisor, told):
+        async with calling(app, CHAT, {**HI, "stream": True}) as call:
+            await call.until("w5")
+            pid = supervisor.status().worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await told.wait_for(events.RequestResumed)
+            call.leave()
+            await call.over()
+        async with supervisor.stream("one two", max_tokens=12, window=2) as stream:
+            await stream.__anext__()
+            with anyio.fail_after(20):
+                while stream.phase != "paused":  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+            await stream.text()
+        await told.wait_for(events.RequestReleased, count=2)
+        seen = await metrics(app)
+        reports = [event.report for event in told.of(events.RequestReleased)]
+        left, paused = reports
+        assert (left.end_reason, paused.end_reason) == ("client_disconnected", "length")
+        assert paused.timeline.paused_ns > 0
+        assert seen[key("infervisor_paused_seconds_total")] == pytest.approx(
+            sum(report.timeline.paused_ns for report in reports) / 1e9
+        )
+        assert seen[key("infervisor_resumes_total")] == len(left.resumes) == 1
+        assert seen[key("infervisor_worker_exits_total", cause="crashed")] == 1
+        assert seen[key("infervisor_tokens_total", kind="prompt_cached")] == sum(
+            report.usage.cached_tokens for report in reports
+        )
+        for name, figure in (
+            ("request_queue", "queue_s"),
+            ("time_to_first_token", "ttft_s"),
+            ("time_per_output_token", "tpot_s"),
+        ):
+            figures = [getattr(report.timeline, figure) for report in reports]
+            assert seen[key(f"infervisor_{name}_seconds_sum")] == pytest.approx(sum(figures)), name
+            assert seen[key(f"infervisor_{name}_seconds_count")] == 2, name
+        for report in reports:
+            total = seen[key("infervisor_request_duration_seconds_sum", end_reason=str(report.end_reason))]
+            assert total == pytest.approx(report.timeline.total_s)
+            release = seen[key("infervisor_request_release_seconds_sum", stage=str(report.stage or "none"))]
+            assert release == pytest.approx(report.timeline.release_s)
+
+
+async def test_open_metrics_for_those_who_ask_and_the_same_numbers() -> None:
+    async with service() as (app, _, _told):
+        await ask(app, CHAT, {**HI, "max_tokens": 7})
+        accept = {"Content-Length": "0", "Accept": "application/openmetrics-text; version=1.0.0"}
+        call = await ask(app, "/metrics", b"", accept, method="GET")
+        assert call.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert call.text.endswith("# EOF\n")
+        families = list(open_metrics_families(call.text))
+        for family in families:
+            assert family.name.startswith("infervisor_")
+            assert family.documentation.endswith("."), family.name
+            assert family.type in ("counter", "gauge", "histogram"), family.name
+        told = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+        assert told[key("infervisor_requests_total", end_reason="length")] == 1
+        plain = await metrics(app)
+        assert {name for name, _ in plain} == {name for name, _ in told}
 
 
 async def test_metrics_tell_of_a_killed_worker() -> None:
@@ -182,3 +268,6 @@ async def test_the_worker_is_told_restarted_and_recycled() -> None:
             refused = await ask(app, f"/api/worker/{path}", body)
             assert refused.status in (400, 404), body
         assert supervisor.status().worker_pid != worker["pid"]
+    for path in ("restart", "recycle"):
+        refused = await ask(app, f"/api/worker/{path}", {})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down"), path

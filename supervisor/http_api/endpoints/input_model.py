@@ -1,33 +1,34 @@
-"""From the bytes of a body to a checked model: JSON, its shape, and errors that name the field.
+"""From the bytes of a body to a checked model of it.
 
-Semantic checks are the library's, so that all ways to ask refuse the same things; here it is shapes alone. Pure.
+Here it is shapes alone. What a value means is checked by the library, so that all ways to ask refuse the same things.
+Pure.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
-from infervisor.supervisor.http_api.errors import HttpRefused
+from infervisor.supervisor.http_api.endpoints.input_errors import Loc, path_of, place_of, refusal
+from infervisor.supervisor.http_api.endpoints.json_body import read_json
 
 if TYPE_CHECKING:
     from infervisor.supervisor.http_api.settings import HttpSettings
 
 M = TypeVar("M", bound="InputModel")
 
-MAX_DEPTH = 200
-"""More nested than any request: refused before Python's own limit."""
+MAX_IGNORED = 20
+"""Names of ignored fields that are told: they travel in a header."""
 
 
 class InputModel(BaseModel):
     """A body, or a part of one. Strict: a number in quotes is none."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     _raw: dict[str, Any] = {}
     _ignored: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class InputModel(BaseModel):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of unknown fields that were left out."""
+        """Names of unknown fields that were left out, as far as a header can hold them."""
         return self._ignored
 
 
@@ -52,106 +53,51 @@ def parse(model: type[M], raw: bytes, settings: HttpSettings) -> M:
         try:
             made = model.model_validate(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)
-            unknown = [each for each in first if each["type"] == "extra_forbidden"]
-            if settings.unknown_fields == "ignore" and unknown:
-                for each in unknown:
-                    ignored.append(_path(each["loc"], data))
-                    _leave_out(each["loc"], data)
-                continue
-            # An unknown field is the likelier mistake: the field that it was meant to be is then missing.
-            raise _refusal(model, (unknown or first)[0], data) from None
-        made._raw, made._ignored = data, tuple(name for name in ignored if name.isascii())
+            left_out = _leave_out_unknown(error, data) if settings.unknown_fields == "ignore" else []
+            if not left_out:
+                raise refusal(model, error, data) from None
+            ignored += left_out
+            continue
+        made._raw = data
+        # Names are the client's: one with a line break would be another header.
+        telling = [name for name in ignored if name.isascii() and name.isprintable()]
+        made._ignored = tuple(telling[:MAX_IGNORED])
         return made
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
-    """Return the object that a body is. Raises `HttpRefused` for everything else."""
-    if not raw:
-        raise HttpRefused("invalid_json", "The body is empty. Send a JSON object.")
-    try:
-        data = json.loads(raw.decode(), parse_constant=_no_number, object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        raise HttpRefused(
-            "invalid_json", f"The body isn't UTF-8: byte {raw[error.start]:02X} at offset {error.start}."
-        ) from None
-    except RecursionError:
-        raise HttpRefused("invalid_json", "The body is nested too deeply. Send it flatter.") from None
-    except ValueError as error:
-        raise HttpRefused("invalid_json", f"The body isn't JSON: {str(error)[:200]}.") from None
-    if not isinstance(data, dict):
-        raise HttpRefused("invalid_json", f"The body must be a JSON object, not {_kind(data)}.")
-    return data
+def only(taken: str | bool | None = None, *, why: str) -> BeforeValidator:
+    """Return what refuses any value but null and the one that is taken. why: a sentence with what to do."""
+
+    def check(value: Any) -> Any:
+        # By type, too: 0 is not false.
+        if value is not None and not (type(value) is type(taken) and value == taken):
+            raise PydanticCustomError("not_taken", "{why}", {"why": why})
+        return value
+
+    return BeforeValidator(check)
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
+def _leave_out_unknown(error: ValidationError, data: dict[str, Any]) -> list[str]:
+    """Take unknown fields out of a body, and return their paths."""
+    places = [
+        place_of(each["loc"], data, is_there=True)
+        for each in error.errors(include_url=False, include_context=False, include_input=False)
+        if each["type"] == "extra_forbidden"
+    ]
+    return [path_of(place) for place in places if place and _take_out(place, data)]
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {twice[:80]!r} is there twice in one object")
-    return made
-
-
-def _kind(value: object) -> str:
-    names = {list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
-# --- errors ------------------------------------------------------------------------------------------
-
-
-def _refusal(model: type[InputModel], error: Any, data: dict[str, Any]) -> HttpRefused:
-    path = _path(error["loc"], data)
-    if error["type"] == "extra_forbidden":
-        known = sorted(_names(model)) if len(error["loc"]) == 1 else []
-        close = difflib.get_close_matches(str(error["loc"][-1])[:80], known, 1)
-        meant = f" Did you mean {close[0]}?" if close else " Leave it out."
-        return HttpRefused("invalid_request", f"There is no field {path[:160]!r} here.{meant}", path[:160])
-    if error["type"] == "missing":
-        return HttpRefused("invalid_request", f"The field {path} is missing.", path)
-    said = error["msg"]
-    said = said[0].lower() + said[1:] if said.startswith("Input ") else said
-    shown = "" if isinstance(error["input"], (dict, list)) else f" It is {_shown(error['input'])}."
-    return HttpRefused(
-        "invalid_request", f"{path or 'The body'}: {said}.{shown}".replace("..", "."), path or None
-    )
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:80] + "…"
-
-
-def _names(model: type[InputModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
-
-
-def _path(loc: tuple[int | str, ...], data: Any) -> str:
-    """Return the path of a field as OpenAI writes it. What names a type of a union is no part of it."""
-    path = ""
-    here = data
-    for position, part in enumerate(loc):
-        is_last = position == len(loc) - 1
-        if isinstance(part, int) and isinstance(here, list):
-            path += f"[{part}]"
-            here = here[part] if part < len(here) else None
-        elif isinstance(part, str) and isinstance(here, dict) and (part in here or is_last):
-            path += f".{part}" if path else part
-            here = here.get(part)
-    return path
-
-
-def _leave_out(loc: tuple[int | str, ...], data: Any) -> None:
-    here = data
-    for part in loc[:-1]:
-        if (isinstance(part, int) and isinstance(here, list)) or (isinstance(here, dict) and part in here):
-            here = here[part]  # type: ignore[index]
-    here.pop(loc[-1], None)
+def _take_out(place: Loc, data: Any) -> bool:
+    """Return whether it was still there: it may have been in something that is gone."""
+    *way, name = place
+    for part in way:
+        if isinstance(data, dict) and part not in data:
+            return False
+        data = data[part]
+    if name not in data:
+        return False
+    del data[name]
+    return True
 
 
 _BODY_NAMES: Mapping[str, str] = {"texts": "input"}

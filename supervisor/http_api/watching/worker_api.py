@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from infervisor import InfervisorError, Supervisor
+from infervisor import Supervisor
 from infervisor.supervisor.http_api.context import Context
 from infervisor.supervisor.http_api.endpoints.input_model import InputModel, parse
 from infervisor.supervisor.http_api.guards.body_reading import read_body
+from infervisor.supervisor.http_api.watching.health import loading_of
 
 MAX_SECONDS = 365 * 86400
 
@@ -57,12 +58,10 @@ def routes(context: Context) -> list[BaseRoute]:
         wanted = parse(RecycleRequest, await read_body(request, context.settings), context.settings)
         supervisors = meant(wanted.model)
         for supervisor in supervisors.values():
-            # It is safe to cancel: the replacement goes on without anybody who waits for it.
+            # It is safe to cancel: the replacement goes on without anybody who waits for it. What may keep the next
+            # workers from starting is in the log, and in the state as the problem.
             with anyio.move_on_after(0):
-                try:
-                    await supervisor.recycle(wanted.grace_s)
-                except InfervisorError:
-                    continue  # what keeps new workers from starting is in the state, as the problem
+                await supervisor.recycle(wanted.grace_s)
         return JSONResponse({"recycling": list(supervisors)}, 202)
 
     return [
@@ -74,7 +73,7 @@ def routes(context: Context) -> list[BaseRoute]:
 
 def _model(name: str, supervisor: Supervisor, tokens_total: int) -> dict[str, Any]:
     status = supervisor.status()
-    loading = status.loading
+    loading = loading_of(status)
     return {
         "model": name,
         "state": status.slot,
