@@ -26,7 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser, no longer than it is used: its event loop would be in the way of other tests. Skips without one, unless REQUIRE_BROWSER is set: then it fails."""
+    """The browser, while it is used: its event loop would disturb other tests.
+
+    Skips without one, unless REQUIRE_BROWSER is set: then it fails.
+    """
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         lack = f"there is no browser: none of {', '.join(NAMES)} is in PATH"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ def test_stop_tells_when_the_worker_was_free(pages: Pages, phase: str) -> None:
             expect(page.locator("#messages li.assistant")).to_contain_text("w3")
         stop.click()
         expect(page.locator("#messages .what")).to_have_text(RELEASED)
-        expect(page.locator("#note")).to_have_text(RELEASED)
+        expect(page.locator("#announced")).to_have_text(RELEASED)
         expect(stop).to_be_disabled()
         report = last(service)["choices"][0]["report"]
         assert (report["end_reason"], report["stage"]) == ("client_disconnected", "in_band")
@@ -137,6 +138,38 @@ def test_a_killed_worker_costs_the_answer_nothing(pages: Pages) -> None:
         expect(page.locator("#messages .what")).to_contain_text("went on after")
         assert answer.inner_text() == WORDS
         expect(page.locator("#models")).to_contain_text("1 × crashed")
+
+
+def test_a_new_chat_is_new_also_while_an_answer_runs(pages: Pages) -> None:
+    with console(pace_s=0.02) as service, pages.open(url(service)) as page:
+        ask(page, "first")
+        expect(page.locator("#messages li.assistant")).to_contain_text("w2")
+        page.get_by_role("button", name="New chat").click()
+        until(lambda: last(service)["finished"])
+        with page.expect_request(re.compile("chat/completions")) as asked:
+            ask(page, "second")
+        assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "second"}]
+
+
+def test_who_scrolls_up_is_not_pulled_down(pages: Pages) -> None:
+    with console(text="one two three\n" * 400, pace_s=0.005) as service, pages.open(url(service)) as page:
+        ask(page, "hi")
+        messages = page.locator("#messages")
+        until(lambda: messages.evaluate("e => e.scrollTop") > 100)
+        messages.evaluate("e => { e.scrollTop = 0; }")
+        before = last(service)["choices"][0]["report"]["tokens"]
+        until(lambda: last(service)["choices"][0]["report"]["tokens"] > before + 100)
+        assert messages.evaluate("e => e.scrollTop") == 0
+
+
+def test_a_setting_that_cannot_be_sent_is_shown(pages: Pages) -> None:
+    with console(text="one") as service, pages.open(url(service)) as page:
+        page.get_by_text("Settings").click()
+        page.get_by_label("Temperature").fill("7")
+        page.get_by_text("Settings").click()
+        ask(page, "hi")
+        expect(page.get_by_label("Temperature")).to_be_visible()
+        assert service.ask("GET", "/api/requests")[1]["requests"] == []
 
 
 # --- several -----------------------------------------------------------------------------------------
@@ -224,6 +257,33 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_alone(pages: Pages) -> None:
         assert "sk-right" not in page.content()
 
 
+def test_a_key_that_nobody_gives_is_not_asked_for_again_and_again(pages: Pages) -> None:
+    pages.allowed = ("401",)
+    env = service_environment(SUPERVISE_API_KEYS="sk-right")
+    with console(env=env) as service, pages.open(url(service)) as page:
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.get_by_label("Key", exact=True).fill("typed")
+        page.keyboard.press("Escape")
+        expect(page.locator("#connection")).to_have_text("connection lost, trying again")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        assert page.evaluate("sessionStorage.length") == 0
+        ask(page, "hi")
+        expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_a_service_that_hangs_is_as_good_as_gone(pages: Pages) -> None:
+    with console(text="one") as service, pages.open(url(service)) as page:
+        state = page.locator("#connection")
+        expect(state).to_have_text("connected")
+        process = service.command.process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            expect(state).to_have_text("connection lost, trying again")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        expect(state).to_have_text("connected")
+
+
 def test_a_service_that_is_gone_is_said_and_one_that_is_back_is_used(pages: Pages) -> None:
     pages.allowed = ("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
     with console(text="one") as service, pages.open(url(service)) as page:
@@ -278,9 +338,8 @@ def test_the_keyboard_is_enough(pages: Pages) -> None:
         page.keyboard.press("Tab")
         expect(page.get_by_text("Skip to the prompt")).to_be_focused()
         page.keyboard.press("Enter")
-        page.keyboard.press("Tab")
         reached = []
-        page.locator("#prompt").focus()
+        expect(page.locator("#prompt")).to_be_focused()
         page.keyboard.type("hi")
         page.keyboard.press("Enter")
         expect(page.locator("#messages li.assistant")).to_contain_text("w2")
@@ -292,6 +351,8 @@ def test_the_keyboard_is_enough(pages: Pages) -> None:
         assert reached[-1] == "stop", reached
         page.keyboard.press("Enter")
         expect(page.locator("#messages .what")).to_have_text(RELEASED)
+        # Where one would type the next question.
+        expect(page.locator("#prompt")).to_be_focused()
 
 
 NAMELESS = """

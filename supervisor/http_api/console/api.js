@@ -6,6 +6,7 @@ const input = document.getElementById("key");
 const wrong = document.getElementById("key-wrong");
 
 let asking = null; // one dialog, however many answers say 401
+let isDismissed = false; // then only what the person does asks again
 
 export function headersOf(more = {}) {
   const key = sessionStorage.getItem(STORED);
@@ -17,18 +18,22 @@ function askForKey() {
     wrong.textContent = sessionStorage.getItem(STORED) ? "That key is not known here." : "";
     input.value = "";
     dialog.showModal();
+    dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      if (input.value) sessionStorage.setItem(STORED, input.value);
+      const isGiven = dialog.returnValue === "use" && input.value !== "";
+      if (isGiven) sessionStorage.setItem(STORED, input.value);
+      isDismissed = !isGiven;
       input.value = "";
-      resolve();
+      resolve(isGiven);
     }, { once: true });
   });
   return asking;
 }
 
 // Answers the response, whatever its status but 401; that one asks the person and tries again.
-export async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
+// isWatching: whether the page asks by itself.
+export async function send(path, { method = "GET", body, headers = {}, signal, isWatching = false } = {}) {
   for (;;) {
     const told = body === undefined ? headers : { "Content-Type": "application/json", ...headers };
     const used = sessionStorage.getItem(STORED);
@@ -37,7 +42,9 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
       body: body === undefined ? undefined : JSON.stringify(body),
     });
     if (response.status !== 401) return response;
-    if (used === sessionStorage.getItem(STORED)) await askForKey();
+    if (used !== sessionStorage.getItem(STORED)) continue;
+    if ((isWatching && isDismissed) || !await askForKey()) return response;
+    // Race "the question took longer than the patience of a look": it is made again by itself.
     signal?.throwIfAborted();
   }
 }

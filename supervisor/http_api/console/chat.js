@@ -40,16 +40,25 @@ function add(role, text) {
   body.textContent = text;
   item.append(who, body);
   list.append(item);
-  list.scrollTop = list.scrollHeight;
+  toEnd();
   return { item, body };
 }
 
+function isAtEnd() {
+  return list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+}
+
+function toEnd() {
+  list.scrollTop = list.scrollHeight;
+}
+
 function tell(item, text, kind = "") {
+  const follows = isAtEnd();
   const what = document.createElement("span");
   what.className = `what ${kind}`;
   what.textContent = text;
   item.append(what);
-  list.scrollTop = list.scrollHeight;
+  if (follows) toEnd();
 }
 
 // The one sentence about an end, from the report.
@@ -92,7 +101,10 @@ function number(id) {
 async function ask(text) {
   const clientId = newId();
   const abort = new AbortController();
-  messages.push({ role: "user", content: text });
+  // Race "a new chat begins meanwhile": what comes belongs to the old one.
+  const chat = messages;
+  const say = (what) => { if (chat === messages && running === null) note.textContent = what; };
+  chat.push({ role: "user", content: text });
   add("user", text);
   const { item, body } = add("assistant", "");
   item.setAttribute("aria-busy", "true");
@@ -111,7 +123,7 @@ async function ask(text) {
       signal: abort.signal,
       headers: { "X-Client-Request-Id": clientId, "X-Infervisor-Priority": String(number("priority") ?? 0) },
       body: {
-        model: model.value || undefined, messages, stream: true,
+        model: model.value || undefined, messages: chat, stream: true,
         temperature: number("temperature"), max_tokens: number("max-tokens"),
       },
     });
@@ -125,10 +137,11 @@ async function ask(text) {
         report = event.x_infervisor?.[0] ?? report;
         const piece = event.choices[0]?.delta?.content;
         if (piece) {
+          const follows = isAtEnd();
           answer += piece;
           body.textContent = answer;
           note.textContent = "";
-          list.scrollTop = list.scrollHeight;
+          if (follows) toEnd();
         }
       }
       if (!whole && !failed) failed = "The answer broke off.";
@@ -137,22 +150,26 @@ async function ask(text) {
     if (!abort.signal.aborted) failed = `The service can't be reached: ${error.message}`;
   }
   running = null;
+  if (document.activeElement === stopButton) prompt.focus(); // a button that is off loses the focus
   stopButton.disabled = true;
   sendButton.disabled = false;
   item.removeAttribute("aria-busy");
-  if (answer) messages.push({ role: "assistant", content: answer });
-  else messages.pop();
+  if (answer) chat.push({ role: "assistant", content: answer });
+  else chat.pop();
   if (abort.signal.aborted) {
-    note.textContent = "Stopping.";
+    say("Stopping.");
     report = await reportOf(clientId).catch(() => null);
-    tell(item, report ? sentence(report) : "stopped", "stopped");
-    note.textContent = report ? sentence(report) : "stopped";
+    const told = report ? sentence(report) : "stopped";
+    tell(item, told, "stopped");
+    say("");
+    announced.textContent = told;
   } else if (failed) {
     tell(item, failed, "failed");
-    note.textContent = failed;
+    say("");
+    announced.textContent = failed;
   } else {
     if (report) tell(item, sentence(report));
-    note.textContent = "";
+    say("");
     announced.textContent = `Answer: ${answer}`;
   }
 }
@@ -169,6 +186,8 @@ export function start() {
     prompt.value = "";
     ask(text);
   });
+  // A setting that can't be sent must be seen.
+  form.addEventListener("invalid", () => { form.querySelector("details").open = true; }, true);
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();

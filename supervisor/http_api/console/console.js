@@ -7,13 +7,24 @@ import { showWorkers } from "./worker.js";
 
 const EVERY_MS = 500;
 const MOST_MS = 5000;
+const PATIENCE_MS = 5000;
 const connection = document.getElementById("connection");
 
 function pause(milliseconds) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
-    document.addEventListener("visibilitychange", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    document.addEventListener("visibilitychange", done);
   });
+}
+
+// A service that hangs is as good as gone.
+function look(path) {
+  return json(path, { signal: AbortSignal.timeout(PATIENCE_MS), isWatching: true });
 }
 
 function visible() {
@@ -25,20 +36,25 @@ async function watch() {
   let wait = EVERY_MS;
   for (;;) {
     await visible();
+    let worker;
+    let requests;
     try {
       // One after the other: looks never pile up.
-      const worker = await json("api/worker");
-      showModels(worker.models);
-      showWorkers(worker);
-      showRequests(await json("api/requests"));
-      wait = EVERY_MS;
-      connection.classList.remove("lost");
-      if (connection.textContent !== "connected") connection.textContent = "connected";
+      worker = await look("api/worker");
+      requests = await look("api/requests");
     } catch {
       wait = Math.min(MOST_MS, wait * 2);
       connection.classList.add("lost");
       connection.textContent = "connection lost, trying again";
+      await pause(wait);
+      continue;
     }
+    showModels(worker.models);
+    showWorkers(worker);
+    showRequests(requests);
+    wait = EVERY_MS;
+    connection.classList.remove("lost");
+    if (connection.textContent !== "connected") connection.textContent = "connected";
     await pause(wait);
   }
 }

@@ -37,7 +37,10 @@ function makeRow(entry) {
   stop.setAttribute("aria-label", `Cancel request ${cells[0].title}`);
   stop.addEventListener("click", () => {
     stop.disabled = true;
-    json(`api/requests/${entry.id}/cancel`, { method: "POST", body: {} }).catch(() => { stop.disabled = false; });
+    json(`api/requests/${entry.id}/cancel`, { method: "POST", body: {} }).catch((error) => {
+      stop.disabled = false;
+      document.getElementById("note").textContent = `Not cancelled: ${error.message}`;
+    });
   });
   cells[7].append(stop);
   return { row, cells, svg, stop };

@@ -25,7 +25,7 @@ export function draw(svg, report, from, now) {
   svg.setAttribute("viewBox", `0 0 ${WIDTH} 10`);
   svg.setAttribute("preserveAspectRatio", "none");
   const scale = WIDTH / Math.max(1, now - from);
-  const parts = segments(report, now);
+  const parts = segments(report, now).filter(([, , end]) => end > from);
   const track = rectangle("track", 0, WIDTH, 4, 2);
   svg.replaceChildren(track, ...parts.map(([kind, begin, end]) => {
     const x = Math.max(0, (begin - from) * scale);

@@ -33,7 +33,7 @@ function makePanel(name) {
   buttons.className = "buttons";
   const done = document.createElement("p");
   done.setAttribute("role", "status");
-  done.className = "hidden";
+  done.className = "done";
   buttons.append(
     confirmed("Restart", `Restart the worker of ${name} when its requests are done`, name, "restart", done),
     confirmed("Recycle", `Replace the worker of ${name} without a gap`, name, "recycle", done),
