@@ -294,6 +294,7 @@ class Pool:
 
     def worker_ready(self, worker: Worker) -> None:
         """It can serve, or stand by."""
+        self.loading = None
         self._slot_of(worker).apply(WorkerReady())
         self._fill()
         startup_s = (time.monotonic_ns() - worker.spawned_ns) / NS_PER_S
@@ -323,6 +324,8 @@ class Pool:
         """It is collected: another one serves in its place, and its slot decides what follows."""
         now = time.monotonic_ns()
         slot = self._slot_of(worker)
+        # Perhaps it was the one that loaded.
+        self.loading = None
         self._owner.emit(
             events.WorkerExited(
                 pid=report.pid,

@@ -134,6 +134,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
         for part in operation.path.split("/")
         if part.startswith("{")
     ]
+    if operation.path == "/api/requests":
+        limit = {"type": "integer", "minimum": 1, "maximum": 999_999}
+        parameters.append({"name": "limit", "in": "query", "required": False, "schema": limit})
     if operation.asks:
         parameters += _headers()
     if parameters:

@@ -18,6 +18,7 @@ class Call:
 
     def __init__(self, app: ASGIApp, path: str, body: Any, headers: Mapping[str, str], method: str) -> None:
         self._app = app
+        path, _, query = path.partition("?")
         self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._scope = {
             "type": "http",
@@ -27,7 +28,7 @@ class Call:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "headers": [
                 (name.lower().encode(), value.encode())

@@ -240,6 +240,9 @@ async def test_requests_are_listed_while_they_run_and_afterwards() -> None:
         assert one["choices"][0]["report"]["end_reason"] == "cancelled"
         again = await ask(app, f"/api/requests/{entry['id']}/cancel", {})
         assert again.json["cancelled"] is False
+        assert (await get(app, "/api/requests?limit=1")).json["requests"] == [one]
+        for wrong in ("0", "-1", "x", "1.5", "9999999", ""):
+            assert (await get(app, f"/api/requests?limit={wrong}")).status == 400, wrong
         missing = await get(app, "/api/requests/req-nothing")
         assert missing.json["error"]["code"] == "request_not_found"
 

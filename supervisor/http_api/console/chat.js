@@ -85,7 +85,7 @@ function newId() {
 // A request that was left can still be looked at, under the id that this page gave it.
 async function reportOf(clientId) {
   for (let tries = 0; tries < 60; tries += 1) {
-    const { requests } = await json("api/requests");
+    const { requests } = await json("api/requests?limit=40");
     const mine = requests.find((entry) => entry.client_request_id === clientId);
     if (mine?.finished) return mine.choices[0].report;
     await new Promise((resolve) => setTimeout(resolve, tries < 10 ? 30 : 200));

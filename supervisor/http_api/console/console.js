@@ -41,7 +41,7 @@ async function watch() {
     try {
       // One after the other: looks never pile up.
       worker = await look("api/worker");
-      requests = await look("api/requests");
+      requests = await look("api/requests?limit=40");
     } catch {
       wait = Math.min(MOST_MS, wait * 2);
       connection.classList.add("lost");

@@ -42,22 +42,14 @@ def readiness(context: Context) -> dict[str, Any]:
     }
 
 
-def loading_of(status: Status) -> tuple[str, float] | None:
-    """Return phase and fraction of the worker that loads now, or None if none does."""
-    # `status.loading` is the last sign of progress: it may be of a worker that is gone.
-    loads = any(worker.role == "starting" and worker.phase == "loading" for worker in status.workers)
-    return status.loading if loads else None
-
-
 def _model(status: Status) -> dict[str, Any]:
     is_ready = any(worker.role == "serving" and worker.phase == "ready" for worker in status.workers)
     return {"state": status.slot, "reason": None if is_ready else _reason(status)}
 
 
 def _reason(status: Status) -> str:
-    progress = loading_of(status)
-    if progress is not None:
-        phase, fraction = progress
+    if status.loading is not None:
+        phase, fraction = status.loading
         loading = f"{phase.replace('_', ' ')}, {fraction:.0%}"
         return f"{status.problem}; the next worker is at: {loading}" if status.problem else loading
     return status.problem or "no worker is ready yet"

@@ -30,11 +30,12 @@ def routes(context: Context) -> list[BaseRoute]:
         return entry
 
     async def every(request: Request) -> Response:
+        most = _limit(request.query_params.get("limit"))
         return JSONResponse(
             {
                 "now_ns": time.monotonic_ns(),
                 "now_s": time.time(),
-                "requests": [entry.to_dict() for entry in ledger.entries()],
+                "requests": [entry.to_dict() for entry in ledger.entries()[:most]],
             }
         )
 
@@ -50,3 +51,11 @@ def routes(context: Context) -> list[BaseRoute]:
         Route("/api/requests/{id}", one),
         Route("/api/requests/{id}/cancel", cancel, methods=["POST"]),
     ]
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text) > 0):
+        raise HttpRefused("invalid_request", "limit must be a whole number of requests, at least 1.", "limit")
+    return int(text)

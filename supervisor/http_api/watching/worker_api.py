@@ -19,7 +19,6 @@ from infervisor import Supervisor
 from infervisor.supervisor.http_api.context import Context
 from infervisor.supervisor.http_api.endpoints.input_model import InputModel, parse
 from infervisor.supervisor.http_api.guards.body_reading import read_body
-from infervisor.supervisor.http_api.watching.health import loading_of
 
 MAX_SECONDS = 365 * 86400
 
@@ -73,7 +72,7 @@ def routes(context: Context) -> list[BaseRoute]:
 
 def _model(name: str, supervisor: Supervisor, tokens_total: int) -> dict[str, Any]:
     status = supervisor.status()
-    loading = loading_of(status)
+    loading = status.loading
     return {
         "model": name,
         "state": status.slot,
