@@ -74,6 +74,10 @@ KINDS: Mapping[str, Kind] = {
 """One row for each code that a client can meet."""
 
 
+OWN_DEADLINES = frozenset({"total_timeout", "consumer_timeout"})
+"""The client's own: what it asked for took too long, or it didn't read. The same again would be no better."""
+
+
 class HttpRefused(InfervisorError):
     """The service refuses a request before anything was computed. headers: for the answer."""
 
@@ -126,8 +130,11 @@ def error_headers(error: BaseException) -> dict[str, str]:
     kind = kind_of(error)
     headers = dict(getattr(error, "headers", {}))
     retryable = getattr(error, "retryable", False) or kind.retry_after_s is not None
-    if code_of(error) in ("unavailable", "model_load") and not getattr(error, "retryable", False):
+    code = code_of(error)
+    if code in ("unavailable", "model_load") and not getattr(error, "retryable", False):
         # The breaker is open for good: waiting alone doesn't help.
+        retryable = False
+    if code in OWN_DEADLINES:
         retryable = False
     if retryable and kind.retry_after_s is not None:
         headers.setdefault("Retry-After", str(kind.retry_after_s))

@@ -24,10 +24,12 @@ from infervisor.supervisor.http_api.request_headers import (
     CLIENT_ID,
     DEADLINE_HEADERS,
     MAX_CLIENT_ID,
+    MAX_SECONDS,
     ON_CRASH,
     PRIORITY,
     REPORT,
 )
+from infervisor.supervisor.http_api.watching import watching_schemas as watched
 from infervisor.supervisor.http_api.watching.worker_api import RecycleRequest, RestartRequest
 
 JSON = "application/json"
@@ -36,7 +38,7 @@ REFERENCE = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path. streams: whether it can answer with events. asks: whether it asks a model."""
+    """One method of one path. event: the data of an event, where it can stream. asks: whether it asks a model."""
 
     method: str
     path: str
@@ -45,7 +47,7 @@ class Operation:
     body: type[BaseModel] | None = None
     status: int = 200
     also: tuple[int, ...] = ()
-    streams: bool = False
+    event: type[BaseModel] | None = None
     asks: bool = False
     is_open: bool = False
     """Whether it needs no key."""
@@ -53,36 +55,39 @@ class Operation:
 
 OPERATIONS: Sequence[Operation] = (
     Operation(
-        "post", "/v1/chat/completions", "Answer a chat.", out.ChatCompletion, ChatRequest, streams=True, asks=True
+        "post", "/v1/chat/completions", "Answer a chat.", out.ChatCompletion, ChatRequest,
+        event=out.ChatCompletionChunk, asks=True,
     ),
     Operation(
-        "post", "/v1/completions", "Continue prompts.", out.Completion, CompletionRequest, streams=True, asks=True
+        "post", "/v1/completions", "Continue prompts.", out.Completion, CompletionRequest,
+        event=out.CompletionChunk, asks=True,
     ),
     Operation(
-        "post", "/v1/responses", "Answer.", out.ResponseObject, ResponseRequest, streams=True, asks=True
+        "post", "/v1/responses", "Answer.", out.ResponseObject, ResponseRequest, event=out.ResponseEvent, asks=True
     ),
     Operation(
         "post", "/v1/embeddings", "Turn texts into vectors.", out.EmbeddingList, EmbeddingsRequest, asks=True
     ),
     Operation("get", "/v1/models", "List the models.", out.ModelList),
     Operation("get", "/v1/models/{model}", "Tell of one model.", out.ModelOut, also=(404,)),
-    Operation("get", "/health/live", "Whether the service answers.", out.Live, is_open=True),
-    Operation("get", "/health/ready", "Whether all models can be asked.", out.Ready, also=(503,), is_open=True),
+    Operation("get", "/health/live", "Whether the service answers.", watched.Live, is_open=True),
+    Operation("get", "/health/ready", "Whether all models can be asked.", watched.Ready, also=(503,), is_open=True),
     Operation("get", "/metrics", "Metrics for Prometheus.", None),
-    Operation("get", "/api/requests", "Requests that run, and the last ones.", out.RequestList),
-    Operation("get", "/api/requests/{id}", "One request.", out.RequestState, also=(404,)),
+    Operation("get", "/api/requests", "Requests that run, and the last ones.", watched.RequestList),
+    Operation("get", "/api/requests/{id}", "One request.", watched.RequestState, also=(404,)),
     Operation(
-        "post", "/api/requests/{id}/cancel", "Stop a request.", out.Cancelled, status=202, also=(404,)
+        "post", "/api/requests/{id}/cancel", "Stop a request.", watched.Cancelled, status=202, also=(404,)
     ),
-    Operation("get", "/api/worker", "The models and their workers.", out.WorkerState),
+    Operation("get", "/api/worker", "The models and their workers.", watched.WorkerState),
     Operation(
-        "post", "/api/worker/restart", "Replace workers once their requests are done.", out.Restarting,
+        "post", "/api/worker/restart", "Replace workers once their requests are done.", watched.Restarting,
         RestartRequest, status=202, also=(404, 503),
     ),
     Operation(
-        "post", "/api/worker/recycle", "Replace workers without a gap.", out.Recycling, RecycleRequest,
+        "post", "/api/worker/recycle", "Replace workers without a gap.", watched.Recycling, RecycleRequest,
         status=202, also=(404, 503),
     ),
+    Operation("get", "/openapi.json", "This document.", out.Document),
 )  # fmt: skip
 
 
@@ -101,10 +106,10 @@ def document() -> dict[str, Any]:
     """Return the document, without the place where it is served."""
     inputs = [each.body for each in OPERATIONS if each.body is not None]
     outputs = [each.answer for each in OPERATIONS if each.answer is not None]
+    events = [each.event for each in OPERATIONS if each.event is not None]
     _, taken = models_json_schema([(model, "validation") for model in inputs], ref_template=REFERENCE)
-    _, given = models_json_schema(
-        [(model, "serialization") for model in (*outputs, out.ErrorBody)], ref_template=REFERENCE
-    )
+    answers: list[type[BaseModel]] = [*outputs, *events, out.ErrorBody]
+    _, given = models_json_schema([(model, "serialization") for model in answers], ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -152,30 +157,42 @@ def _responses(operation: Operation) -> dict[str, Any]:
         success: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         success = {JSON: {"schema": {"$ref": REFERENCE.format(model=operation.answer.__name__)}}}
-    if operation.streams:
-        success["text/event-stream"] = {"schema": {"type": "string"}}
-    made = {str(operation.status): _response("The answer.", success)}
+    if operation.event is not None:
+        success["text/event-stream"] = {"schema": {"type": "string", "description": _events(operation.event)}}
+    told = ("X-Infervisor-Report", "X-Infervisor-Ignored") if operation.asks else ()
+    made = {str(operation.status): _response("The answer.", success, *told)}
     error = {JSON: {"schema": {"$ref": REFERENCE.format(model=out.ErrorBody.__name__)}}}
     # What guards and the server say of any request.
     statuses = {400, 401, 403, 405, 408, 413, 415, 431, 500, *operation.also}
     if operation.asks:
         statuses |= {kind.status for kind in KINDS.values()}
     for status in sorted(statuses):
-        codes = sorted(code for code, kind in KINDS.items() if kind.status == status)
-        is_told = operation.path == "/health/ready" and status == 503
-        made[str(status)] = _response(
-            "The reason." if is_told else ", ".join(codes), success if is_told else error
-        )
+        if operation.path == "/health/ready" and status == 503:
+            made[str(status)] = _response("The reason.", success, "Retry-After")
+            continue
+        kinds = {code: kind for code, kind in KINDS.items() if kind.status == status}
+        waits = any(kind.retry_after_s is not None for kind in kinds.values())
+        headers = ("X-Should-Retry", *(["Retry-After"] if waits else []))
+        made[str(status)] = _response(", ".join(sorted(kinds)), error, *headers)
     return made
 
 
-def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
-    told = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
-    return {"description": text, "content": content, "headers": told}
+def _events(event: type[BaseModel]) -> str:
+    end = "" if event is out.ResponseEvent else ", and after the last one [DONE]"
+    failure = "" if event is out.ResponseEvent else " A failure is an ErrorBody, and nothing comes after it."
+    return f"Server-sent events. The data of each is a {event.__name__}{end}.{failure}"
+
+
+def _response(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]:
+    """Return one answer. headers: those that it may have."""
+    made: dict[str, Any] = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
+    made |= {name: {"schema": {"type": "string"}} for name in headers}
+    return {"description": text, "content": content, "headers": made}
 
 
 def _headers() -> list[dict[str, Any]]:
-    seconds = {"type": "string", "pattern": r"^([1-9][0-9]{0,6}(\.[0-9]{1,6})?|none)$"}
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
+    seconds = {"anyOf": [number, {"const": "none"}], "description": "Seconds."}
     schemas: dict[str, dict[str, Any]] = {
         **dict.fromkeys(DEADLINE_HEADERS, seconds),
         PRIORITY: {"type": "integer", "minimum": -100, "maximum": 100},

@@ -145,7 +145,7 @@ def test_a_new_chat_is_new_also_while_an_answer_runs(pages: Pages) -> None:
         ask(page, "first")
         expect(page.locator("#messages li.assistant")).to_contain_text("w2")
         page.get_by_role("button", name="New chat").click()
-        until(lambda: last(service)["finished"])
+        until(lambda: bool(last(service)["finished"]))
         with page.expect_request(re.compile("chat/completions")) as asked:
             ask(page, "second")
         assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "second"}]
@@ -192,6 +192,16 @@ def test_two_tabs_chat_at_once_and_a_closed_one_frees_its_worker(pages: Pages) -
             assert report["time_points_ns"]["released"] is not None
             expect(one.locator("#models")).to_contain_text("1 of 2")
             expect(one.get_by_role("button", name="Stop", exact=True)).to_be_enabled()
+
+
+def test_who_is_stopped_in_the_queue_never_reached_the_worker(pages: Pages) -> None:
+    with console("--slots", "1", pace_s=0.02) as service, pages.open(url(service)) as page:
+        with service.stream() as events:
+            events.until("w1")
+            ask(page, "hi")
+            until_phase(service, "queued")
+            page.get_by_role("button", name="Stop", exact=True).click()
+            expect(page.locator("#messages .what")).to_have_text("stopped · it never reached the worker")
 
 
 def test_a_row_s_button_cancels_what_somebody_else_asked(pages: Pages) -> None:
@@ -464,14 +474,17 @@ def test_the_pictures_of_the_documents(pages: Pages) -> None:
         with service.stream(max_tokens=300), service.stream(max_tokens=300), service.stream(messages=long):
             until_phase(service, "decode")
             page.wait_for_timeout(1500)
+            page.set_viewport_size({"width": 1280, "height": 1060})
+            page.locator("#messages").evaluate("e => { e.scrollTop = e.scrollHeight; }")
             _picture(page, "light")
             page.emulate_media(color_scheme="dark")
             _picture(page, "dark")
         page.set_viewport_size({"width": 390, "height": 844})
-        _picture(page, "phone")
+        page.locator("#messages").evaluate("e => { e.scrollTop = e.scrollHeight; }")
+        _picture(page, "phone", full_page=True)
 
 
-def _picture(page: Page, name: str) -> None:
+def _picture(page: Page, name: str, *, full_page: bool = False) -> None:
     page.wait_for_timeout(300)
     path: Path = PICTURES / f"console-{name}.png"
-    page.screenshot(path=path)
+    page.screenshot(path=path, full_page=full_page)

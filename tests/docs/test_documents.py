@@ -241,7 +241,7 @@ def test_cli_page_has_every_flag_of_every_command_and_no_other() -> None:
         option
         for command in commands.values()
         for parameter in command.params
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("-")
     }
     described = {name for row in table(CLI, "flag") for name in code_names(row[0]) if name.startswith("-")}

@@ -475,4 +475,5 @@ def test_every_example_is_named_in_the_readme_of_the_examples() -> None:
     text = (ROOT / "examples/README.md").read_text()
     for path in (ROOT / "examples").iterdir():
         if path.name not in ("README.md", "__pycache__"):
-            assert f"[{path.name}]({path.name})" in text, path.name
+            target = f"{path.name}/README.md" if path.is_dir() else path.name
+            assert f"({target})" in text, path.name

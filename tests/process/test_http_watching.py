@@ -176,8 +176,12 @@ async def test_sums_are_those_of_the_reports_after_a_kill_a_leave_and_a_pause() 
 
 
 async def test_open_metrics_for_those_who_ask_and_the_same_numbers() -> None:
-    async with service() as (app, _, _told):
+    async with service() as (app, supervisor, _told):
         await ask(app, CHAT, {**HI, "max_tokens": 7})
+        with anyio.fail_after(20):
+            # From then on there are figures of the worker, in both.
+            while supervisor.status().sample is None:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
         accept = {"Content-Length": "0", "Accept": "application/openmetrics-text; version=1.0.0"}
         call = await ask(app, "/metrics", b"", accept, method="GET")
         assert call.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")

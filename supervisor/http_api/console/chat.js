@@ -26,7 +26,8 @@ export function showModels(models) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  return value < 1 ? `${Math.max(1, Math.round(value * 1000))} ms` : `${value.toFixed(2)} s`;
+  if (value < 0.001) return "<1 ms";
+  return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`;
 }
 
 function add(role, text) {
@@ -69,7 +70,9 @@ export function sentence(report) {
     parts.push(`the worker was lost (${resume.cause}), went on after ${seconds(resume.pause_s)}`);
   }
   if (reason === "client_disconnected" || reason === "cancelled") {
-    parts.push(`stopped · released after ${seconds(figures.release_s)}${stage ? ` (${stage})` : ""}`);
+    parts.push(report.time_points_ns.submitted === null
+      ? "stopped · it never reached the worker"
+      : `stopped · released after ${seconds(figures.release_s)}${stage ? ` (${stage})` : ""}`);
   } else {
     parts.push(`${reason.replaceAll("_", " ")} · first token ${seconds(figures.ttft_s)}`);
     if (figures.tokens_per_s) parts.push(`${figures.tokens_per_s.toFixed(1)} tokens/s`);
@@ -111,7 +114,7 @@ async function ask(text) {
   running = abort;
   stopButton.disabled = false;
   sendButton.disabled = true;
-  note.textContent = "Waiting for the first token.";
+  note.textContent = "Waiting for the first token."; // whatever it waits for: the table says what
   announced.textContent = "";
   let answer = "";
   let report = null;
@@ -133,8 +136,8 @@ async function ask(text) {
       for await (const data of eventsOf(response)) {
         if (data === "[DONE]") { whole = true; continue; }
         const event = JSON.parse(data);
-        if (event.error) { failed = event.error.message; continue; }
         report = event.x_infervisor?.[0] ?? report;
+        if (event.error) { failed = event.error.message; continue; }
         const piece = event.choices[0]?.delta?.content;
         if (piece) {
           const follows = isAtEnd();
@@ -164,9 +167,11 @@ async function ask(text) {
     say("");
     announced.textContent = told;
   } else if (failed) {
-    tell(item, failed, "failed");
+    // Somebody else stopped it: what was measured says more.
+    const told = report?.end_reason === "cancelled" ? sentence(report) : failed;
+    tell(item, told, "failed");
     say("");
-    announced.textContent = failed;
+    announced.textContent = told;
   } else {
     if (report) tell(item, sentence(report));
     say("");

@@ -16,13 +16,14 @@ const rows = new Map();
 function makeRow(entry) {
   const row = document.createElement("tr");
   const cells = LABELS.map((label, index) => {
-    const cell = document.createElement("td");
+    const cell = document.createElement(index === 0 ? "th" : "td");
     if (label) cell.dataset.label = label;
     if (index >= 3 && index <= 5) cell.className = "number";
     row.append(cell);
     return cell;
   });
   cells[0].className = "id";
+  cells[0].scope = "row";
   cells[0].textContent = entry.id.replace("req-", "").slice(0, 10);
   cells[0].title = entry.id;
   const what = document.createElement("span");
@@ -85,7 +86,10 @@ function fill({ cells, svg, stop }, entry, from, now) {
   const release = figures.release_s !== null && report.stage ? ` · ${seconds(figures.release_s)}` : "";
   set(cells[6], report.end_reason ? `${report.end_reason.replaceAll("_", " ")}${release}` : "");
   draw(svg, report, from, now);
-  stop.hidden = entry.finished || report.end_reason !== null;
+  const isOver = entry.finished || report.end_reason !== null;
+  // What is hidden loses the focus, and the keyboard its place.
+  if (isOver && document.activeElement === stop) stop.closest(".scroll").focus();
+  stop.hidden = isOver;
 }
 
 function set(cell, text) {

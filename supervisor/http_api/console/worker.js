@@ -6,7 +6,7 @@ const place = document.getElementById("models");
 const panels = new Map();
 const before = new Map(); // model → tokens and time of the last look
 
-const FIELDS = ["Worker", "Memory", "Tokens/s", "In flight", "Queue", "Restarts", "Standby"];
+const FIELDS = ["Process id", "Memory", "Tokens/s", "In flight", "Queue", "Restarts", "Standby"];
 
 function makePanel(name) {
   const panel = document.createElement("article");
@@ -93,9 +93,10 @@ export function showWorkers({ models, now_ns: now }) {
     if (!made) panels.set(model.model, made = makePanel(model.model));
     const serving = model.workers.filter((worker) => worker.role === "serving");
     const isReady = serving.some((worker) => worker.phase === "ready");
-    const stateText = isReady ? "ready" : model.loading ? "loading" : model.state.replaceAll("_", " ");
-    set(made.state, stateText);
-    made.state.classList.toggle("bad", !isReady);
+    const isRetiring = !serving.length && model.workers.some((worker) => worker.role === "retiring");
+    const waits = model.loading ? "loading" : isRetiring ? "restarting" : model.state.replaceAll("_", " ");
+    set(made.state, isReady ? "ready" : waits);
+    made.state.classList.toggle("bad", !isReady && (model.state === "open" || model.problem !== null));
     set(made.problem, model.problem ?? "");
     made.problem.hidden = !model.problem;
     made.progress.hidden = isReady || !model.loading;

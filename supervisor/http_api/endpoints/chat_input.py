@@ -1,123 +1,51 @@
-"""The body of /v1/chat/completions. Source: OpenAI's API reference, "Chat Completions"."""
+"""The body of /v1/chat/completions. Source: OpenAI's API reference, "Chat Completions".
+
+What the service can't do is refused with what to do instead; what changes nothing here is accepted. Pure.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic_core import PydanticCustomError
 
 from infervisor.supervisor.http_api.asked import Asked
-from infervisor.supervisor.http_api.endpoints.input_model import InputModel
+from infervisor.supervisor.http_api.endpoints.chat_messages import Message, for_template
+from infervisor.supervisor.http_api.endpoints.input_model import InputModel, only
+from infervisor.supervisor.http_api.endpoints.sampling_input import (
+    MaxTokens,
+    ResponseFormat,
+    SamplingRequest,
+    no_limit_is_none,
+)
 from infervisor.supervisor.http_api.errors import HttpRefused
 
-Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-MaxTokens = Annotated[int, Field(ge=-1, lt=1 << 63, description="At least 1; -1 and null are no limit.")]
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
+CHOICES = ("none", "auto", "required")
 
-
-class StreamOptions(InputModel):
-    """include_usage: counts in an event of their own, before the end."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class SamplingRequest(InputModel):
-    """What all requests for text have in common."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: str | list[str] | None = None
-    seed: Seed | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Share | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
-    # What llama.cpp has beyond OpenAI.
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    min_p: Share | None = None
-    typical_p: Share | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
-    ignore_eos: bool | None = None
-    # Accepted, and without a meaning here.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    cache_prompt: bool | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """Return the options of the library. What is left out means what OpenAI's reference says."""
-        options: dict[str, Any] = {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-        }
-        same = (
-            "stop", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p",
-            "repeat_penalty", "repeat_last_n", "grammar", "json_schema", "ignore_eos",
-        )  # fmt: skip
-        for name in same:
-            value = getattr(self, name)
-            if value is not None:
-                options[name] = value
-        if self.temperature is not None or self.top_p is not None or self.top_k is None:
-            # OpenAI's sampling cuts nothing off but what top_p says.
-            options.setdefault("top_k", 0)
-            options.setdefault("min_p", 0.0)
-        if self.logit_bias is not None:
-            options["logit_bias"] = {_token(name): value for name, value in self.logit_bias.items()}
-        return options
-
-
-def _token(name: str) -> int:
-    if not (name.isascii() and name.isdigit() and len(name) < 10):
-        raise HttpRefused(
-            "invalid_request",
-            f'logit_bias has the name {name[:40]!r}: names are the ids of tokens, such as "42".',
-            "logit_bias",
-        )
-    return int(name)
-
-
-def limit(*given: int | None, name: str) -> int | None:
-    """Return the one limit that is given. Raises `HttpRefused` if two differ."""
-    limits = {value for value in given if value is not None}
-    if len(limits) > 1:
-        raise HttpRefused(
-            "invalid_request", "max_tokens and max_completion_tokens differ: send only one of them.", name
-        )
-    value = limits.pop() if limits else None
-    if value == 0:
-        raise HttpRefused("invalid_request", f"{name} must be at least 1, or -1 for no limit, not 0.", name)
-    return None if value == -1 else value
-
-
-class Message(InputModel):
-    """A message. Its content is checked further by what takes it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+NO_REASONING = "How much a model reasons isn't steered here: leave it out."
+ONLY_TEXT = "Answers are text here: leave it out."
+OLD_FUNCTIONS = "It is an old form. Send tools and tool_choice."
 
 
 class Function(InputModel):
     """A function that the model may call. parameters: a JSON schema."""
 
-    name: str
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+def _is_function(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") != "function":
+        raise PydanticCustomError(
+            "tool_kind",
+            "Only tools of type function are taken. Offer a function, and carry out its calls yourself.",
+        )
+    return value
 
 
 class Tool(InputModel):
@@ -140,41 +68,82 @@ class NamedTool(InputModel):
     function: NamedFunction
 
 
-class ResponseFormat(InputModel):
-    """The form of the answer."""
+def _is_choice(value: Any) -> Any:
+    if (isinstance(value, str) and value in CHOICES) or (
+        isinstance(value, dict) and value.get("type") == "function"
+    ):
+        return value
+    raise PydanticCustomError(
+        "tool_choice_kind",
+        "Send none, auto, required, or an object of type function with a function's name. To allow some of "
+        "the tools, send only those.",
+    )
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+
+def _kind_of_choice(value: Any) -> str:
+    return "word" if isinstance(value, str) else "named"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedTool, Tag("named")],
+    Discriminator(_kind_of_choice),
+    BeforeValidator(_is_choice),
+]
+
+
+def _is_text_alone(value: Any) -> Any:
+    if value != ["text"]:
+        raise PydanticCustomError("modalities", ONLY_TEXT)
+    return value
 
 
 class ChatRequest(SamplingRequest):
     """A chat to be answered."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: (
+        Annotated[list[Annotated[Tool, BeforeValidator(_is_function)]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+
+    # What the client would wait for in vain.
+    modalities: (
+        Annotated[list[Literal["text"]], BeforeValidator(_is_text_alone), Field(min_length=1, max_length=1)]
+        | None
+    ) = None
+    audio: Annotated[None, only(why=ONLY_TEXT)] = None
+    functions: Annotated[None, only(why=OLD_FUNCTIONS)] = None
+    function_call: Annotated[None, only(why=OLD_FUNCTIONS)] = None
+    prediction: Annotated[None, only(why="Predicted output isn't used here: leave it out.")] = None
+    web_search_options: Annotated[
+        None, only(why="There is no search here. Offer a function as a tool, and search yourself.")
+    ] = None
+    reasoning_effort: Annotated[Literal["none"] | None, only("none", why=NO_REASONING)] = None
+    verbosity: Annotated[
+        Literal["medium"] | None,
+        only("medium", why="How much a model says isn't steered here: leave it out."),
+    ] = None
+    moderation: Annotated[None, only(why="There is no moderation here: leave it out.")] = None
 
     def asked(self) -> Asked:
         """Return what it comes down to. Raises `HttpRefused`."""
         options = self.sampling()
-        options["max_tokens"] = limit(self.max_tokens, self.max_completion_tokens, name="max_tokens")
-        if self.logprobs is not None:
-            options["logprobs"] = self.logprobs
-        if self.top_logprobs is not None:
-            options["top_logprobs"] = self.top_logprobs
+        options["max_tokens"] = self._limit()
+        for name in ("logprobs", "top_logprobs"):
+            if getattr(self, name) is not None:
+                options[name] = getattr(self, name)
         for name in ("response_format", "tools", "tool_choice"):
             if getattr(self, name) is not None:
                 options[name] = self.raw[name]
         return Asked(
             model=self.model,
-            messages=tuple(_message(message) for message in self.raw["messages"]),
+            messages=tuple(for_template(message) for message in self.raw["messages"]),
             n=self.n or 1,
             options=options,
             stream=bool(self.stream),
@@ -182,7 +151,13 @@ class ChatRequest(SamplingRequest):
             warnings=self.ignored,
         )
 
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    # Templates know no developer: it is OpenAI's later word for system.
-    return {**message, "role": "system"} if message["role"] == "developer" else message
+    def _limit(self) -> int | None:
+        """Return the limit, which goes by two names."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise HttpRefused(
+                "invalid_request",
+                "max_tokens and max_completion_tokens differ: send only one of them.",
+                "max_completion_tokens",
+            )
+        return no_limit_is_none(old if new is None else new)

@@ -1,30 +1,21 @@
-"""The body of /v1/embeddings. Source: OpenAI's API reference, "Embeddings"."""
+"""The body of /v1/embeddings. Source: OpenAI's API reference, "Embeddings". Pure."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from infervisor.supervisor.http_api.endpoints.input_model import InputModel
+from infervisor.supervisor.http_api.endpoints.texts_input import BeTexts, Several, Text, texts_of
 
-
-def _no_tokens(value: Any) -> Any:
-    if isinstance(value, list) and value and not isinstance(value[0], str):
-        raise PydanticCustomError("token_input", "Lists of token ids aren't taken: send texts")
-    return value
-
-
-Texts = Annotated[
-    str | Annotated[list[str], Field(min_length=1, max_length=2048)], BeforeValidator(_no_tokens)
-]
+MAX_TEXTS = 2048
 
 
 class EmbeddingsRequest(InputModel):
     """Texts to be turned into vectors. dimensions: only as many as the model's vectors have."""
 
-    input: Texts
+    input: Annotated[Text | Annotated[Several, Field(max_length=MAX_TEXTS)], BeTexts]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -32,4 +23,4 @@ class EmbeddingsRequest(InputModel):
 
     def texts(self) -> list[str]:
         """Return the texts, in order."""
-        return [self.input] if isinstance(self.input, str) else list(self.input)
+        return texts_of(self.input)

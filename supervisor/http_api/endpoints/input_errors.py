@@ -61,11 +61,13 @@ def refusal(model: type[BaseModel], error: ValidationError, data: Any) -> HttpRe
         # An unknown field is the likelier mistake: the field that it was meant to be is then missing.
         if mistake["type"] == "extra_forbidden":
             return _unknown(model, mistake["loc"], data)
-    mistake, where = _most_telling(mistakes, data)
+    group = _of_first_value(mistakes, data)
+    # A value may fit none of several types: the one in which it came furthest tells most.
+    where, mistake = max(group, key=lambda each: (len(each[0]), each[1]["type"] not in _KINDS))
     path = path_of(where)
     if mistake["type"] == "missing":
         return HttpRefused("invalid_request", f"The field {path} is missing.", path)
-    said = _said([each for each in mistakes if place_of(each["loc"], data) == where], mistake)
+    said = _said([each for place, each in group if place == where], mistake)
     return HttpRefused("invalid_request", f"{path or 'The body'}{said}", path or None)
 
 
@@ -106,25 +108,29 @@ def _has(data: Any, part: int | str) -> bool:
     return isinstance(data, dict) and part in data
 
 
-def _most_telling(mistakes: Sequence[Any], data: Any) -> tuple[Any, Loc]:
-    """Return the first mistake and its place; of several at or in one value, the innermost."""
-    found = mistakes[0]
-    first = where = place_of(found["loc"], data) or ()
-    for mistake in mistakes[1:]:
+def _of_first_value(mistakes: Sequence[Any], data: Any) -> list[tuple[Loc, Any]]:
+    """Return the mistakes at the place of the first one, and inside of it, each with its place."""
+    group: list[tuple[Loc, Any]] = []
+    for mistake in mistakes:
         place = place_of(mistake["loc"], data) or ()
-        if place[: len(first)] == first and len(place) > len(where):
-            found, where = mistake, place
-    return found, where
+        if group and place[: len(group[0][0])] != group[0][0]:
+            # They come in order; and there can be very many.
+            break
+        group.append((place, mistake))
+    return group
 
 
 def _said(mistakes: Sequence[Any], chosen: Any) -> str:
     """Return what is wrong. mistakes: all at one place, where a value may fit none of several types."""
     kind, context, value = chosen["type"], chosen.get("ctx", {}), chosen["input"]
     if kind in _KINDS:
-        wanted = [_KINDS[each["type"]].format(**each.get("ctx", {})) for each in mistakes if each["type"] in _KINDS]
+        wanted = [
+            _KINDS[each["type"]].format(**each.get("ctx", {})) for each in mistakes if each["type"] in _KINDS
+        ]
         return f" must be {' or '.join(dict.fromkeys(wanted))}, not {_shown(value)}."
     if kind in _BOUNDS:
-        return f" {_BOUNDS[kind].format(**context)}, not {_shown(value)}."
+        bound = {name: f"{limit:.15g}" for name, limit in context.items()}
+        return f" {_BOUNDS[kind].format(**bound)}, not {_shown(value)}."
     if kind in _SIZES:
         return f" {_SIZES[kind].format(**context)}."
     message = chosen["msg"]
@@ -144,7 +150,11 @@ def _unknown(model: type[BaseModel], loc: Loc, data: Any) -> HttpRefused:
     close: list[str] = []
     if len(loc) == 1:
         # What is only there to be refused is nobody's wish.
-        known = [field.alias or name for name, field in model.model_fields.items() if field.annotation is not type(None)]
+        known = [
+            field.alias or name
+            for name, field in model.model_fields.items()
+            if field.annotation is not type(None)
+        ]
         close = difflib.get_close_matches(str(loc[0])[:80], known, 1)
     meant = f" Did you mean {close[0]}?" if close else " Leave it out."
     return HttpRefused("invalid_request", f"There is no field {path!r} here.{meant}", path)

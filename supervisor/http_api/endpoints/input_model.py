@@ -1,7 +1,6 @@
 """From the bytes of a body to a checked model of it.
 
-Here it is shapes alone. What a value means is checked by the library, so that all ways to ask refuse the same things.
-Pure.
+Here it is shapes alone. What a value means is checked by the library: all ways to ask refuse the same things. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from pydantic_core import PydanticCustomError
 
 from infervisor.supervisor.http_api.endpoints.input_errors import Loc, path_of, place_of, refusal
 from infervisor.supervisor.http_api.endpoints.json_body import read_json
+from infervisor.supervisor.http_api.errors import HttpRefused
 
 if TYPE_CHECKING:
     from infervisor.supervisor.http_api.settings import HttpSettings
 
 M = TypeVar("M", bound="InputModel")
 
+MAX_MISTAKES = 10_000
+"""To write down one of them takes longer than to find it, and the event loop stands still meanwhile."""
 MAX_IGNORED = 20
 """Names of ignored fields that are told: they travel in a header."""
 
@@ -53,6 +55,11 @@ def parse(model: type[M], raw: bytes, settings: HttpSettings) -> M:
         try:
             made = model.model_validate(data)
         except ValidationError as error:
+            if error.error_count() > MAX_MISTAKES:
+                raise HttpRefused(
+                    "invalid_request",
+                    f"The body is wrong in {error.error_count()} places. /openapi.json has the form that is taken.",
+                ) from None
             left_out = _leave_out_unknown(error, data) if settings.unknown_fields == "ignore" else []
             if not left_out:
                 raise refusal(model, error, data) from None

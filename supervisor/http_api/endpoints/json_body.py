@@ -15,8 +15,8 @@ from infervisor.supervisor.http_api.errors import HttpRefused
 
 MAX_DEPTH = 200
 """Objects and lists in each other: more than any schema has that is taken."""
-MAX_VALUES = 200_000
-"""Values in a whole body: as many as its messages and its tools may have together."""
+MAX_VALUES = 100_000
+"""Values in a whole body: as many as the library takes in one field of it."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 

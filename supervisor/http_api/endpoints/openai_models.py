@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from infervisor import Supervisor
 from infervisor.supervisor.http_api.context import Context
 
-FACTS = ("context_length", "slots", "has_chat_template")
+FACTS = ("context_tokens", "slots", "has_chat_template")
 """What is told of a model beyond OpenAI's fields, once it is loaded."""
 
 

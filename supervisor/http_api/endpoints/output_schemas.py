@@ -1,4 +1,4 @@
-"""What answers look like: for the OpenAPI document, and for tests that hold real answers against it.
+"""What answers of /v1 look like: for the OpenAPI document, and for tests that hold real answers against it.
 
 Answers are made in the writers, not from these. Fields that a client need not know may come beside them.
 """
@@ -94,7 +94,7 @@ class ChatChoice(OutputModel):
 
 
 class ChatCompletion(OutputModel):
-    """A whole chat answer. x_infervisor: a report for each choice."""
+    """A whole chat answer. x_infervisor: a report for each choice, if they are wanted there."""
 
     id: str
     object: Literal["chat.completion"]
@@ -105,12 +105,56 @@ class ChatCompletion(OutputModel):
     x_infervisor: list[dict[str, Any]] = []
 
 
+class CalledPiece(ToolCallOut):
+    """A call in a stream: whole, as the index-th of its choice."""
+
+    index: int
+
+
+class ChatDelta(OutputModel):
+    """What comes next of an answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[CalledPiece] = []
+
+
+class ChatPiece(OutputModel):
+    """What comes next of one choice. finish_reason: only in its last one."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletionChunk(OutputModel):
+    """The data of one event. choices: none in the one that has the counts, which comes last."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatPiece]
+    usage: Usage | None = None
+    x_infervisor: list[dict[str, Any]] = []
+
+
+class CompletionLogprobs(OutputModel):
+    """Lists side by side, an entry for each token. text_offset: characters before it."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(OutputModel):
     """One continuation."""
 
     index: int
     text: str
-    logprobs: dict[str, Any] | None
+    logprobs: CompletionLogprobs | None
     finish_reason: Finish
 
 
@@ -123,6 +167,28 @@ class Completion(OutputModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    x_infervisor: list[dict[str, Any]] = []
+
+
+class CompletionPiece(OutputModel):
+    """What comes next of one continuation. finish_reason: only in its last one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+
+
+class CompletionChunk(OutputModel):
+    """The data of one event. choices: none in the one that has the counts, which comes last."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionPiece]
+    usage: Usage | None = None
+    x_infervisor: list[dict[str, Any]] = []
 
 
 class ResponseObject(OutputModel):
@@ -130,8 +196,19 @@ class ResponseObject(OutputModel):
 
     id: str
     object: Literal["response"]
+    created_at: int
+    model: str
     status: Literal["completed", "incomplete", "failed", "in_progress"]
     output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+class ResponseEvent(OutputModel):
+    """The data of one event. What else is in it depends on its type."""
+
+    type: str
+    sequence_number: int
 
 
 class EmbeddingOut(OutputModel):
@@ -174,91 +251,11 @@ class ModelList(OutputModel):
     data: list[ModelOut]
 
 
-class Live(OutputModel):
-    """The service answers."""
+class Document(OutputModel):
+    """A document of OpenAPI."""
 
-    status: Literal["live"]
-
-
-class ModelReadiness(OutputModel):
-    """reason: what keeps it from being asked."""
-
-    state: str
-    reason: str | None
-
-
-class Ready(OutputModel):
-    """Whether all models can be asked."""
-
-    status: Literal["ready", "unready"]
-    reason: str | None
-    models: dict[str, ModelReadiness]
-
-
-class ChoiceState(OutputModel):
-    """report: see docs/api.md."""
-
-    index: int
-    phase: str
-    report: dict[str, Any]
-
-
-class RequestState(OutputModel):
-    """A request that asks a model."""
-
-    id: str
-    endpoint: str
-    model: str
-    client_request_id: str | None
-    stream: bool
-    created_s: float
-    finished: bool
-    status: int | None
-    phase: str
-    choices: list[ChoiceState]
-
-
-class RequestList(OutputModel):
-    """Requests that run, and the last ones, newest first. now_ns: on the clock of the reports."""
-
-    now_ns: int
-    now_s: float
-    requests: list[RequestState]
-
-
-class Cancelled(OutputModel):
-    """cancelled: false if it had ended."""
-
-    id: str
-    cancelled: bool
-
-
-class ModelState(OutputModel):
-    """A model and its workers."""
-
-    model: str
-    state: str
-    problem: str | None
-    places: int
-    in_flight: int
-    tokens_total: int
-    workers: list[dict[str, Any]]
-
-
-class WorkerState(OutputModel):
-    """All models and their workers."""
-
-    now_ns: int
-    models: list[ModelState]
-
-
-class Restarting(OutputModel):
-    """Models whose workers are being replaced once their requests are done."""
-
-    restarting: list[str]
-
-
-class Recycling(OutputModel):
-    """Models whose workers are being replaced without a gap."""
-
-    recycling: list[str]
+    openapi: Literal["3.1.0"]
+    info: dict[str, str]
+    servers: list[dict[str, str]]
+    paths: dict[str, dict[str, Any]]
+    components: dict[str, dict[str, Any]]

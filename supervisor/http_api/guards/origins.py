@@ -20,7 +20,9 @@ from infervisor.supervisor.http_api.guards.paths import header_values
 
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#@]+)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-EXPOSED_HEADERS = ("X-Request-Id", "X-Infervisor-Report", "Retry-After")
+EXPOSED_HEADERS = (
+    "X-Request-Id", "X-Infervisor-Report", "X-Infervisor-Ignored", "Retry-After", "X-Should-Retry",
+)  # fmt: skip
 
 
 class OriginCheck:

@@ -35,7 +35,7 @@ def routes(context: Context) -> list[BaseRoute]:
             {
                 "now_ns": time.monotonic_ns(),
                 "now_s": time.time(),
-                "requests": [entry.to_dict() for entry in ledger.entries()[:most]],
+                "requests": [entry.to_dict() for entry in _newest(ledger.entries(), most)],
             }
         )
 
@@ -51,6 +51,21 @@ def routes(context: Context) -> list[BaseRoute]:
         Route("/api/requests/{id}", one),
         Route("/api/requests/{id}/cancel", cancel, methods=["POST"]),
     ]
+
+
+def _newest(entries: list[Entry], most: int | None) -> list[Entry]:
+    """Return all that run, and the newest of the others, at most so many in all; newest first."""
+    if most is None or len(entries) <= most:
+        return entries
+    room = most - sum(not entry.is_finished for entry in entries)
+    kept: list[Entry] = []
+    for entry in entries:
+        if not entry.is_finished:
+            kept.append(entry)
+        elif room > 0:
+            kept.append(entry)
+            room -= 1
+    return kept
 
 
 def _limit(text: str | None) -> int | None:
