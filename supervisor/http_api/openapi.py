@@ -158,7 +158,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     else:
         success = {JSON: {"schema": {"$ref": REFERENCE.format(model=operation.answer.__name__)}}}
     if operation.event is not None:
-        success["text/event-stream"] = {"schema": {"type": "string", "description": _events(operation.event)}}
+        success["text/event-stream"] = {"schema": _events(operation.event)}
     told = ("X-Infervisor-Report", "X-Infervisor-Ignored") if operation.asks else ()
     made = {str(operation.status): _response("The answer.", success, *told)}
     error = {JSON: {"schema": {"$ref": REFERENCE.format(model=out.ErrorBody.__name__)}}}
@@ -177,10 +177,25 @@ def _responses(operation: Operation) -> dict[str, Any]:
     return made
 
 
-def _events(event: type[BaseModel]) -> str:
-    end = "" if event is out.ResponseEvent else ", and after the last one [DONE]"
-    failure = "" if event is out.ResponseEvent else " A failure is an ErrorBody, and nothing comes after it."
-    return f"Server-sent events. The data of each is a {event.__name__}{end}.{failure}"
+def _events(event: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of one event of a stream."""
+    names = [event.__name__] if event is out.ResponseEvent else [event.__name__, out.ErrorBody.__name__]
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [{"$ref": REFERENCE.format(model=name)} for name in names]},
+    }
+    if event is not out.ResponseEvent:
+        data = {
+            "anyOf": [data, {"const": "[DONE]"}],
+            "description": "[DONE] after the last one. After an ErrorBody nothing comes.",
+        }
+    return {
+        "type": "object",
+        "description": "One of the server-sent events.",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
 
 
 def _response(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]:

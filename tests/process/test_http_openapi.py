@@ -95,6 +95,10 @@ def bodies_that_can_not_fail() -> dict[str, Any]:
         "content": {"type": "string"},
     }
     schemas["Message"].update(required=["role", "content"], additionalProperties=False)
+    ids_to_numbers = {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -9, "maximum": 9},
+    }
     # More at once than may wait for a place.
     schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"][1]["maxItems"] = 4
     for name in ("ChatRequest", "CompletionRequest", "ResponseRequest"):
@@ -105,6 +109,8 @@ def bodies_that_can_not_fail() -> dict[str, Any]:
             "logprobs", "top_logprobs", "max_completion_tokens", "best_of", "include",
         ):  # fmt: skip
             fields.pop(left_out, None)
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {"propertyNames": {"pattern": "^[0-9]{1,4}$"}, **ids_to_numbers}
         fields["model"] = {"enum": ["scripted", None]}
         if "n" in fields:
             fields["n"] = {"enum": [1, 2, None]}
