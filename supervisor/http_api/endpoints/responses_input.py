@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from infervisor.supervisor.http_api.asked import Asked
-from infervisor.supervisor.http_api.endpoints.input_model import InputModel
+from infervisor.supervisor.http_api.endpoints.input_model import InputModel, only
 from infervisor.supervisor.http_api.endpoints.responses_form import TextForm, Tool, ToolChoice, choice_of_chat
 from infervisor.supervisor.http_api.endpoints.responses_items import Item, messages_of
 
@@ -46,18 +46,6 @@ FIELDS = (
     (re.compile(r"logprobs\b"), "include"),
 )
 """How the library's name of a field begins → the body's."""
-
-
-def _only(taken: str | bool | None = None, *, why: str) -> BeforeValidator:
-    """Return what refuses any value but null and the one that is taken."""
-
-    def check(value: Any) -> Any:
-        # By type, too: 0 is not false.
-        if value is not None and not (type(value) is type(taken) and value == taken):
-            raise PydanticCustomError("not_taken", "{why}", {"why": why})
-        return value
-
-    return BeforeValidator(check)
 
 
 def _as_items(value: Any) -> Any:
@@ -94,9 +82,9 @@ class ResponseAsked(Asked):
 class ResponseReasoning(InputModel):
     """Only that there is to be none."""
 
-    effort: Annotated[Literal["none"] | None, _only("none", why=NO_REASONING)] = None
-    summary: Annotated[None, _only(why=NO_REASONING)] = None
-    generate_summary: Annotated[None, _only(why=NO_REASONING)] = None
+    effort: Annotated[Literal["none"] | None, only("none", why=NO_REASONING)] = None
+    summary: Annotated[None, only(why=NO_REASONING)] = None
+    generate_summary: Annotated[None, only(why=NO_REASONING)] = None
 
 
 class ResponseRequest(InputModel):
@@ -131,26 +119,26 @@ class ResponseRequest(InputModel):
     # What the client would wait for in vain.
     truncation: Annotated[
         Literal["disabled"] | None,
-        _only("disabled", why="Nothing is cut off here: leave out items yourself, and truncation, too."),
+        only("disabled", why="Nothing is cut off here: leave out items yourself, and truncation, too."),
     ] = None
     background: Annotated[
         Literal[False] | None,
-        _only(False, why="Answers aren't stored here: stream this one, or wait for it."),
+        only(False, why="Answers aren't stored here: stream this one, or wait for it."),
     ] = None
     reasoning: ResponseReasoning | None = None
     previous_response_id: Annotated[
-        None, _only(why="Answers aren't stored here: send the items of the conversation so far as input.")
+        None, only(why="Answers aren't stored here: send the items of the conversation so far as input.")
     ] = None
     conversation: Annotated[
-        None, _only(why="Conversations aren't stored here: send their items so far as input.")
+        None, only(why="Conversations aren't stored here: send their items so far as input.")
     ] = None
     prompt: Annotated[
-        None, _only(why="Prompt templates aren't stored here: send their text as instructions or input.")
+        None, only(why="Prompt templates aren't stored here: send their text as instructions or input.")
     ] = None
     context_management: Annotated[
-        None, _only(why="Nothing is compacted here: send as much as the model's context holds.")
+        None, only(why="Nothing is compacted here: send as much as the model's context holds.")
     ] = None
-    moderation: Annotated[None, _only(why="There is no moderation here: leave it out.")] = None
+    moderation: Annotated[None, only(why="There is no moderation here: leave it out.")] = None
 
     def asked(self) -> ResponseAsked:
         """Return what it comes down to."""

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 def _are_texts(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], (int, list)):
-        raise PydanticCustomError("token_ids", "Ids of tokens aren't taken. Send their text.")
+        raise PydanticCustomError("token_ids", "Lists of token ids aren't taken. Send their text.")
     if not isinstance(value, (str, list)):
         raise PydanticCustomError("texts_kind", "Send a text, or a list of texts.")
     return value

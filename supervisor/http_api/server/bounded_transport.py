@@ -33,6 +33,11 @@ class BoundedTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def write(self, data: bytes) -> None:
+        """Write, unless the connection is lost: asyncio would warn of each further write."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
     def close(self) -> None:
         """Close once everything is written, or the client has stopped taking it."""
         if self._is_closing:
