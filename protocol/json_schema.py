@@ -156,6 +156,7 @@ class _Preparing:
             if "$ref" in schema:
                 others.append(self._resolved(schema["$ref"], path))
             for other in others:
+                self._count(path, depth)
                 rest = merged(rest, self._read(other, path))
             schema = rest
         return schema

@@ -71,7 +71,8 @@ def _seconds(name: str, text: str) -> float | None:
     if text.strip().lower() == "none":
         return None
     try:
-        value = float(text)
+        # Python takes 1_000 for a number.
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         value = math.nan
     # Refuses NaN, too.
@@ -84,7 +85,7 @@ def _priority(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        value = int(text) if len(text) < 8 else None
+        value = int(text) if len(text) < 8 and "_" not in text else None
     except ValueError:
         value = None
     if value is None or not -100 <= value <= 100:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +166,21 @@ async def test_pipelined_requests_are_answered_in_order(anywhere: Served, app: A
         raw = await client.rest()
     assert raw.count(b"HTTP/1.1 200 OK") == 21
     assert app.calls == [f"/{n}" for n in range(20)] + ["/last"]
+
+
+async def test_who_asks_more_and_reads_nothing_is_cut_off():
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (8 << 20)})
+
+    async with served(large, unread_s=0.3) as server, server.connect() as client:
+        # The first answer fills all buffers, the second one can't even begin.
+        await client.send(request("/", close=False) * 3)
+        async with asyncio.timeout(20):
+            while not server.server.open_connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while server.server.open_connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 async def test_more_than_is_allowed_before_the_answer_ends_the_connection(anywhere: Served, app: App):

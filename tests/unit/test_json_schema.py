@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -144,3 +145,15 @@ def test_the_schema_given_is_not_changed() -> None:
 )
 def test_lengths_of_patterns(pattern: str, expected: tuple[int, int | None]) -> None:
     assert lengths(parsed_pattern(pattern)) == expected
+
+
+def test_references_that_double_are_refused_at_once() -> None:
+    deep: dict[str, Any] = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(40)
+    }
+    deep["d40"] = {"type": "object", "properties": {"a": {"type": "string"}}}
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest):
+        check_schema({"$ref": "#/$defs/d0", "$defs": deep})
+    # Exponential time would be minutes.
+    assert time.monotonic() - began < 5

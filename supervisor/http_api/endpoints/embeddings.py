@@ -22,6 +22,9 @@ from infervisor.supervisor.http_api.guards.body_reading import read_body
 from infervisor.supervisor.http_api.ledger import Entry
 from infervisor.supervisor.http_api.request_headers import ReportPlace, wishes_of
 
+UNREAD_S = 30.0
+"""How long an answer may wait for a client that doesn't read the one before it."""
+
 
 def routes(context: Context) -> list[BaseRoute]:
     """Return the route."""
@@ -84,7 +87,11 @@ class _Embedding(Response):
                 tasks.cancel_scope.cancel()
             if answer is not None and not self._has_left:
                 self._entry.status = answer.status_code
-                await answer(scope, receive, send)
+                with anyio.move_on_after(UNREAD_S) as bound:
+                    await answer(scope, receive, send)
+                abort = scope.get("state", {}).get("abort_connection")
+                if bound.cancelled_caught and abort is not None:
+                    abort()
         finally:
             ledger.finished(self._entry)
 

@@ -88,6 +88,8 @@ class Connection(H11Protocol):
         self._clock: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._dropped_bytes = 0
+        self._reader_clock: asyncio.TimerHandle | None = None
+        """Runs while output waits to be read."""
 
     # --- the connection's life -------------------------------------------------------------------
 
@@ -111,6 +113,9 @@ class Connection(H11Protocol):
         """Tell the running request, and forget the clocks."""
         cast(BoundedTransport, self.transport).forget()
         super().connection_lost(exc)
+        if self._reader_clock is not None:
+            self._reader_clock.cancel()
+            self._reader_clock = None
         self._stop_clock()
         self._unset_keepalive_if_required()
 
@@ -120,6 +125,25 @@ class Connection(H11Protocol):
             self.abort()
         else:
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Note that the client is behind."""
+        super().pause_writing()
+        if self._reader_clock is None:
+            self._reader_clock = self.loop.call_later(self._limits.unread_s, self._unread)
+
+    def resume_writing(self) -> None:
+        """Note that it has caught up."""
+        super().resume_writing()
+        if self._reader_clock is not None:
+            self._reader_clock.cancel()
+            self._reader_clock = None
+
+    def _unread(self) -> None:
+        """Cut off who has asked more, and doesn't read the answer before it: the next one can't even begin."""
+        self._reader_clock = self.loop.call_later(self._limits.unread_s, self._unread)
+        if self._is_serving() and not self.cycle.response_started:
+            self.abort()
 
     def abort(self) -> None:
         """End the connection now, with what is unsent. The running request sees that its client is gone."""

@@ -68,6 +68,10 @@ class HttpServer:
             self._server.abandon()
             self._listening.close()
 
+    def unsent_bytes(self) -> int:
+        """Return how much of answers clients haven't taken yet, beyond what the system holds for them."""
+        return self._server.unsent_bytes()
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Take no more connections; running requests have `grace_s` to be answered, then they are cut off.
 
@@ -104,6 +108,13 @@ class _Server(Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process that runs the server."""
         yield
+
+    def unsent_bytes(self) -> int:
+        return sum(
+            connection.transport.get_write_buffer_size()
+            for connection in self.server_state.connections
+            if not connection.transport.is_closing()
+        )
 
     def stop(self, grace_s: float) -> None:
         self._deadline = asyncio.get_running_loop().time() + grace_s

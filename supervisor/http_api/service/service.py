@@ -36,6 +36,7 @@ from infervisor.supervisor.http_api.service.serve_settings import ServeSettings
 from infervisor.supervisor.http_api.service.worker_log import WorkerLog
 from infervisor.supervisor.http_api.settings import HttpSettings
 
+LOOK_S = 0.05
 LAST_WORDS_S = 3.0
 """How long the ends of streams may take on their way to clients, once the workers are gone."""
 CUT_OFF_S = 0.5
@@ -189,11 +190,16 @@ class _Service:
         if not wanted:
             task_status.started()
             return
-        with anyio.open_signal_receiver(*wanted) as received:
-            task_status.started()
-            async for number in received:
-                grace_ns = int(self._settings.drain_grace_s * 1e9)
-                self._take(drain.on_signal(self._state, number, time.monotonic_ns(), grace_ns), number)
+        try:
+            with anyio.open_signal_receiver(*wanted) as received:
+                task_status.started()
+                async for number in received:
+                    grace_ns = int(self._settings.drain_grace_s * 1e9)
+                    self._take(drain.on_signal(self._state, number, time.monotonic_ns(), grace_ns), number)
+        finally:
+            # Everything is over: one more signal must not make a failure of it.
+            for number in wanted:
+                signal.signal(number, signal.SIG_IGN)
 
     def _take(self, decided: tuple[drain.Ending, drain.Act | None], number: int = signal.SIGTERM) -> None:
         self._state, act = decided
@@ -251,6 +257,9 @@ class _Service:
         while self._state.until_ns is not None:
             with anyio.move_on_after(max(0.0, (self._state.until_ns - time.monotonic_ns()) / 1e9)):
                 await self._ledger.wait_idle()
+                # What is answered may still be on its way to a client that reads slowly.
+                while self._server.unsent_bytes():
+                    await anyio.sleep(LOOK_S)
                 self._take(drain.on_idle(self._state))
             self._take(drain.on_time(self._state, time.monotonic_ns()))
 
