@@ -1,6 +1,7 @@
 """A client leaves: how long until the worker's CPU is quiet, seen from outside. SmolLM2 behind `supervise serve`.
 
-And the same with llama.cpp's own server. Each prompt begins differently, so that none is in a cache.
+And the same with llama.cpp's own server and with llama-cpp-python's. Each prompt begins differently: it is in no
+cache.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import asyncio
 import json
 import random
 import time
-from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks import native_server, python_server
 from benchmarks.figures import Figure, percentile, spread
-from benchmarks.native_server import check_installed, native_server
-from benchmarks.service import Service, quiet_after, serving
+from benchmarks.service import Service, check_busy, quiet_after, serving
 from infervisor import default_model
 
 PREFILL_TOKENS = 2000
@@ -40,11 +40,16 @@ async def in_prefill(service: Service, count: int) -> list[float]:
     for turn in range(count):
         answer = await service.ask(_chat(_prompt(PREFILL_TOKENS), stream=turn % 2 == 0))
         await asyncio.sleep(random.uniform(0.3, 1.5))
+        await check_busy(pid)
         (entry,) = [e for e in (await service.get("/api/requests"))["requests"] if not e["finished"]]
         assert entry["phase"] == "prefill", entry
         left = time.monotonic()
         answer.leave()
         taken.append(await quiet_after(pid, left, 60))
+        report = (await service.get(f"/api/requests/{entry['id']}"))["choices"][0]["report"]
+        assert report["end_reason"] == "client_disconnected", report
+        assert report["usage"]["prompt_tokens"] >= PREFILL_TOKENS, report
+        assert report["time_points_ns"]["first_token"] is None, report
     return taken
 
 
@@ -54,46 +59,64 @@ async def in_decode(service: Service, count: int) -> list[float]:
     taken: list[float] = []
     for _ in range(count):
         answer = await service.ask(_chat(_prompt(5), stream=True))
-        await answer.read(random.randint(3, 20))
+        await answer.read(3)
+        # It is read to the last moment: what a reader that stops leaves behind is no decoding.
+        reading = asyncio.ensure_future(answer.read())
+        await check_busy(pid)
+        await asyncio.sleep(random.uniform(0, 0.1))
         left = time.monotonic()
         answer.leave()
         taken.append(await quiet_after(pid, left, 60))
+        await asyncio.gather(reading, return_exceptions=True)
     return taken
 
 
-async def native_in_prefill(address: str, pid: int, count: int) -> list[float]:
-    """The same with llama.cpp's server."""
-    url = urlsplit(address)
+async def peer_in_prefill(port: int, pid: int, path: str, body: dict[str, object], count: int) -> list[float]:
+    """The same with a server that isn't ours. body: without its prompt."""
     taken: list[float] = []
     for _ in range(count):
-        _, writer = await asyncio.open_connection(url.hostname, url.port)
-        body = json.dumps({"prompt": _prompt(PREFILL_TOKENS), "n_predict": 1000, "stream": True}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        raw = json.dumps({**body, "prompt": _prompt(PREFILL_TOKENS), "stream": True}).encode()
         writer.write(
-            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(body) + body
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(raw)}\r\n\r\n".encode()
+            + raw
         )
         await asyncio.sleep(random.uniform(0.3, 1.5))
+        await check_busy(pid)
         left = time.monotonic()
         writer.transport.abort()
         taken.append(await quiet_after(pid, left, 120))
     return taken
 
 
-def measure(quick: bool) -> list[Figure]:
-    """Return the figures."""
-    check_installed()
-    count, peers = (2, 1) if quick else (30, 3)
-    with serving("--log-level", "warning", *OPTIONS) as service:
-        prefill = asyncio.run(in_prefill(service, count))
-        decode = asyncio.run(in_decode(service, count))
-    with native_server(default_model(), slots=1, context=4096, threads=2) as server:
-        host, port = server.address
+def _of_native_server(count: int) -> list[float]:
+    with native_server.native_server(default_model(), slots=1, context=4096, threads=2) as server:
+        _, port = server.address
         (pid,) = (
             connection.pid
             for connection in psutil.net_connections("tcp")
             if connection.laddr and connection.laddr.port == port and connection.status == "LISTEN"
         )
-        native = asyncio.run(native_in_prefill(f"http://{host}:{port}", pid, peers))
+        return asyncio.run(peer_in_prefill(port, pid, "/completion", {"n_predict": 1000}, count))
+
+
+def _of_python_server(count: int) -> list[float]:
+    with python_server.python_server(default_model(), context=4096, threads=2) as server:
+        body: dict[str, object] = {"max_tokens": 1000}
+        return asyncio.run(peer_in_prefill(server.port, server.pid, "/v1/completions", body, count))
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Return the figures."""
+    native_server.check_installed()
+    python_server.check_installed()
+    random.seed(1)
+    count, peers = (2, 1) if quick else (30, 3)
+    with serving("--log-level", "warning", *OPTIONS) as service:
+        prefill = asyncio.run(in_prefill(service, count))
+        decode = asyncio.run(in_decode(service, count))
+    native, python = _of_native_server(peers), _of_python_server(peers)
     return [
         Figure(
             "http_leave_prefill",
@@ -103,6 +126,10 @@ def measure(quick: bool) -> list[Figure]:
         Figure(
             "http_leave_prefill_native", "the same with llama.cpp's own server, the longest",
             round(max(native), 3), "s", peers, details=spread(native),
+        ),
+        Figure(
+            "http_leave_prefill_python", "the same with llama-cpp-python's server, the longest",
+            round(max(python), 3), "s", peers, details=spread(python),
         ),
         Figure(
             "http_leave_decode", "a client leaves while decoding → the worker's CPU is quiet, p99",

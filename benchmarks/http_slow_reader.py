@@ -1,6 +1,7 @@
 """A client stops reading an endless answer for half a minute: what service and worker do meanwhile, and afterwards.
 
 The scripted engine says "w0 w1 w2 …" as fast as it is let, so that a lost token is seen; SmolLM2 is what computes.
+It is asked on a Unix socket: over TCP the client's own kernel takes what comes slowly for minutes, until its limit.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def measure(quick: bool) -> list[Figure]:
         path = Path(folder) / "socket"
         with serving(*quiet, "--engine", "scripted", "-o", "pace_s=0.0001", unix_socket=path) as service:
             unix = asyncio.run(stop_reading(service, stop_s, more))
-        with serving(*quiet, "--ctx", "8192", "--threads", "2") as service:
+        with serving(*quiet, "--ctx", "8192", "--threads", "2", unix_socket=path) as service:
             model = asyncio.run(stop_reading(service, stop_s, 50 if quick else 1000))
-    runs = {"tcp": tcp, "unix_socket": unix, "smollm2": model}
+    runs = {"tcp": tcp, "unix_socket": unix, "smollm2_unix_socket": model}
     most_mb = max(abs(run[side]) for run in runs.values() for side in ("service_mb", "worker_mb"))
     most_share = max(run["share_percent"] for run in runs.values())
     return [

@@ -21,6 +21,7 @@ BLOCKS: dict[str, tuple[str, ...]] = {
         "decode_vs_in_process", "decode_vs_bare_loop", "cancel_decode_p99", "cancel_prefill_p99",
         "cancel_kill_over_graces_max", "restart_vs_load", "paused_ahead", "paused_worker_cpu", "idle_parent_rss",
         "streams_vs_one", "streams_vs_native", "company_gap", "company_prefill", "second_turn",
+        "http_leave_prefill", "http_leave_decode", "http_speed_1", "http_speed_4", "http_ttft",
     ),
     "cancellation": (
         "cancel_decode_p99", "cancel_prefill_p99", "cancel_signal_over_grace_max", "cancel_kill_over_graces_max",
@@ -28,6 +29,7 @@ BLOCKS: dict[str, tuple[str, ...]] = {
     "all": (),
     "survival": (),
     "streams": (),
+    "service": (),
     "profile": ("profile_parent", "profile_worker"),
 }  # fmt: skip
 """Which figures a block shows; none named means all of the benchmarks in `WHOLE`."""
@@ -35,6 +37,7 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "all": NAMES,
     "survival": ("resume", "snapshots", "exactness", "waiting"),
     "streams": ("batching", "prefix", "company", "same_texts", "logprobs"),
+    "service": ("http_leaving", "http_speed", "http_slow_reader"),
 }
 MARKED = re.compile(r"(<!-- figures:begin (\w+) -->\n).*?(<!-- figures:end -->)", re.DOTALL)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import psutil
 
 CHAT = "/v1/chat/completions"
 QUIET_WINDOW_S = 0.05
-QUIET_SHARE = 0.05
+QUIET_SHARE, BUSY_SHARE = 0.02, 0.1
 LOOK_S = 0.005
 
 
@@ -111,6 +112,8 @@ def serving(*arguments: str, unix_socket: Path | None = None) -> Iterator[Servic
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
+        # Its log must not fill the pipe.
+        log = threading.Thread(target=process.stderr.read, daemon=True)
         try:
             port = None
             for line in process.stderr:
@@ -120,9 +123,7 @@ def serving(*arguments: str, unix_socket: Path | None = None) -> Iterator[Servic
                     break
             else:
                 raise RuntimeError(f"the service ended with code {process.wait()}")
-            # Its log must not fill the pipe.
-            drain = threading.Thread(target=process.stderr.read, daemon=True)
-            drain.start()
+            log.start()
             yield Service(process.pid, port, None if unix_socket is None else str(unix_socket))
         finally:
             process.terminate()
@@ -130,35 +131,51 @@ def serving(*arguments: str, unix_socket: Path | None = None) -> Iterator[Servic
                 process.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 process.kill()
-            drain.join()
+            if log.ident is not None:
+                log.join()
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process so far, in seconds; exact where the system tells it by thread."""
-    total = 0
-    try:
-        for schedule in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(FileNotFoundError):
-                total += int(schedule.read_text().split()[0])
-    except OSError:
-        total = 0
-    return total / 1e9 if total else sum(psutil.Process(pid).cpu_times()[:2])
+    """Return the CPU time of a process so far, in seconds."""
+    return sum(_cpu_by_thread_s(pid).values())
+
+
+def _cpu_by_thread_s(pid: int) -> dict[str, float]:
+    """Return the CPU time of each thread: exact where the system tells it, otherwise of all in hundredths."""
+    times: dict[str, float] = {}
+    for schedule in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            times[schedule.parent.name] = int(schedule.read_text().split()[0]) / 1e9
+    return times or {"all": sum(psutil.Process(pid).cpu_times()[:2])}
+
+
+def _spent_s(before: dict[str, float], after: dict[str, float]) -> float:
+    """Return what threads computed in between; one that has ended takes its time with it."""
+    return sum(seconds - before.get(thread, 0.0) for thread, seconds in after.items())
+
+
+async def check_busy(pid: int) -> None:
+    """Raise RuntimeError unless the process computes: its falling quiet would mean nothing."""
+    before = _cpu_by_thread_s(pid)
+    await asyncio.sleep(QUIET_WINDOW_S)
+    if _spent_s(before, _cpu_by_thread_s(pid)) < BUSY_SHARE * QUIET_WINDOW_S:
+        raise RuntimeError(f"process {pid} computes nothing before its client leaves")
 
 
 async def quiet_after(pid: int, since_s: float, within_s: float) -> float:
     """Return the seconds from `since_s` until the process computes nothing, seen from outside.
 
-    Nothing: at most 5 % of a core over the 50 ms that follow. Raises if that takes longer than within_s.
+    Nothing: at most 2 % of a core over the 50 ms that follow. Raises if that takes longer than within_s.
     """
-    seen: list[tuple[float, float]] = []
+    seen: deque[tuple[float, dict[str, float]]] = deque()
     while True:
         now = time.monotonic()
-        seen.append((now, cpu_s(pid)))
+        seen.append((now, _cpu_by_thread_s(pid)))
         while seen[-1][0] - seen[0][0] >= QUIET_WINDOW_S:
             (began, before), (ended, after) = seen[0], seen[-1]
-            if after - before <= QUIET_SHARE * (ended - began):
+            if _spent_s(before, after) <= QUIET_SHARE * (ended - began):
                 return max(0.0, began - since_s)
-            seen.pop(0)
+            seen.popleft()
         if now - since_s > within_s:
             raise RuntimeError(f"process {pid} still computes after {within_s} s")
         await asyncio.sleep(LOOK_S)

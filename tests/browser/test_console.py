@@ -20,7 +20,7 @@ from tests.helpers.command_line import running
 from tests.helpers.serving import Serving, kill, service_environment, serving
 
 PICTURES = ROOT / "docs" / "pictures"
-RELEASED = re.compile(r"stopped · released after \d+(\.\d+)? m?s \(in_band\)")
+RELEASED = re.compile(r"stopped · released after <?\d+(\.\d+)? m?s \(in_band\)")
 WORDS = " ".join(f"word{number}" for number in range(60))
 
 

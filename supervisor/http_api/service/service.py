@@ -258,7 +258,7 @@ class _Service:
             with anyio.move_on_after(max(0.0, (self._state.until_ns - time.monotonic_ns()) / 1e9)):
                 await self._ledger.wait_idle()
                 # What is answered may still be on its way to a client that reads slowly.
-                while self._server.unsent_bytes():
+                while self._server.unsent_bytes():  # noqa: ASYNC110 - nothing tells of it
                     await anyio.sleep(LOOK_S)
                 self._take(drain.on_idle(self._state))
             self._take(drain.on_time(self._state, time.monotonic_ns()))
