@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from infervisor.supervisor.http_api.asked import Asked
@@ -19,11 +19,11 @@ from infervisor.supervisor.http_api.endpoints.sampling_input import (
     SamplingRequest,
     no_limit_is_none,
 )
+from infervisor.supervisor.http_api.endpoints.tool_choice import BY_KIND, CHECKED, ByName, Word
 from infervisor.supervisor.http_api.errors import HttpRefused
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
-CHOICES = ("none", "auto", "required")
 
 NO_REASONING = "How much a model reasons isn't steered here: leave it out."
 ONLY_TEXT = "Answers are text here: leave it out."
@@ -68,27 +68,7 @@ class NamedTool(InputModel):
     function: NamedFunction
 
 
-def _is_choice(value: Any) -> Any:
-    if (isinstance(value, str) and value in CHOICES) or (
-        isinstance(value, dict) and value.get("type") == "function"
-    ):
-        return value
-    raise PydanticCustomError(
-        "tool_choice_kind",
-        "Send none, auto, required, or an object of type function with a function's name. To allow some of "
-        "the tools, send only those.",
-    )
-
-
-def _kind_of_choice(value: Any) -> str:
-    return "word" if isinstance(value, str) else "named"
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedTool, Tag("named")],
-    Discriminator(_kind_of_choice),
-    BeforeValidator(_is_choice),
-]
+ToolChoice = Annotated[Word | Annotated[NamedTool, ByName], BY_KIND, CHECKED]
 
 
 def _is_text_alone(value: Any) -> Any:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from infervisor.supervisor.http_api.endpoints.input_model import InputModel
-
-CHOICES = ("none", "auto", "required")
+from infervisor.supervisor.http_api.endpoints.tool_choice import BY_KIND, CHECKED, ByName, Word
 
 # --- text ------------------------------------------------------------------------------------------
 
@@ -97,28 +96,7 @@ class ResponseToolChoice(InputModel):
     name: str
 
 
-def _is_choice(value: Any) -> Any:
-    if (isinstance(value, str) and value in CHOICES) or (
-        isinstance(value, dict) and value.get("type") == "function"
-    ):
-        return value
-    raise PydanticCustomError(
-        "tool_choice_kind",
-        "Send none, auto, required, or an object of type function with a name. To allow some of the tools, send "
-        "only those.",
-    )
-
-
-def _kind_of_choice(value: Any) -> str:
-    return "word" if isinstance(value, str) else "function"
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[ResponseToolChoice, Tag("function")],
-    Discriminator(_kind_of_choice),
-    BeforeValidator(_is_choice),
-]
+ToolChoice = Annotated[Word | Annotated[ResponseToolChoice, ByName], BY_KIND, CHECKED]
 
 
 def choice_of_chat(choice: str | ResponseToolChoice) -> str | dict[str, Any]:
