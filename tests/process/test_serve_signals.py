@@ -17,7 +17,7 @@ import pytest
 
 from infervisor.supervisor.cli.exit_codes import ExitCode
 from infervisor.supervisor.http_api.service.pid_one import exit_code
-from infervisor.supervisor.http_api.service.service import STOP_S
+from infervisor.supervisor.http_api.service.service import LAST_WORDS_S, STOP_S
 from tests.helpers.command_line import WITHIN_S, assert_gone
 from tests.helpers.serving import CHAT, Events, Serving, family, serving
 
@@ -321,3 +321,42 @@ def test_exit_codes_are_those_of_a_shell() -> None:
         137,
         143,
     ]
+
+
+def test_a_drain_lets_a_slow_client_read_its_answer_to_the_end():
+    with serving("--drain-grace", "60", text="word " * 100, end="cycle", step_tokens=1000) as service:
+        service.ready()
+        with socket.create_connection(("127.0.0.1", service.port), timeout=WITHIN_S) as client:
+            body = json.dumps({**CHAT, "max_tokens": 60_000}).encode()
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
+            raw = client.recv(2000)
+            head, _, rest = raw.partition(b"\r\n\r\n")
+            found = re.search(rb"content-length: (\d+)", head)
+            assert found is not None
+            service.command.process.send_signal(signal.SIGTERM)
+            left = int(found[1]) - len(rest)
+            # The answer is made, and most of it is still in the service: slower than its last words may take.
+            began = time.monotonic()
+            while left:
+                piece = client.recv(min(left, 4000))
+                assert piece, f"cut off with {left} bytes to come after {time.monotonic() - began:.1f} s"
+                left -= len(piece)
+                time.sleep(0.06)
+            assert time.monotonic() - began > LAST_WORDS_S
+        assert service.command.finish() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_come_while_it_ends_make_no_failure_of_it(number: signal.Signals):
+    with serving() as service:
+        service.ready()
+        process = service.command.process
+        process.send_signal(number)
+        process.send_signal(number)
+        service.command.read_until("err", r"ending")
+        # From then on it only ends; a third one before would leave at once, which is another thing.
+        code = service.command.finish()
+        assert code == 0
