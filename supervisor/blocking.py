@@ -19,6 +19,7 @@ import anyio
 
 from infervisor.protocol.errors import UsageError
 from infervisor.supervisor import events
+from infervisor.supervisor.blocking_embedding import BlockingEmbeddingRequest
 from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStreams
 from infervisor.supervisor.embedding import Embeddings
 from infervisor.supervisor.loop_thread import LoopThread, check_may_block
@@ -107,6 +108,16 @@ class BlockingSupervisor:
         )
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
+
+    @property
+    def model(self) -> str | None:
+        """Path of the model's file, or None for an engine that needs none."""
+        return self._supervisor.model
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The budgets of a request that is given none."""
+        return self._supervisor.deadlines
 
     def __repr__(self) -> str:
         return f"<Blocking{repr(self._supervisor)[1:]}"
@@ -297,6 +308,26 @@ class BlockingSupervisor:
         )
         return self._running().run(make)
 
+    def embedding_request(
+        self,
+        texts: str | Sequence[str],
+        *,
+        normalise: bool = True,
+        deadlines: Deadlines | None = None,
+        on_crash: str | None = None,
+        priority: int = 0,
+    ) -> BlockingEmbeddingRequest:
+        """Return the request that `embed` makes: see `Supervisor.embedding_request`."""
+        loop = self._running()
+
+        async def make() -> BlockingEmbeddingRequest:
+            request = self._supervisor.embedding_request(
+                texts, normalise=normalise, deadlines=deadlines, on_crash=on_crash, priority=priority
+            )
+            return BlockingEmbeddingRequest(self, loop, request)
+
+        return loop.run(make)
+
     # --- questions -------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, special: bool = True, timeout_s: float = 30.0) -> list[int]:
@@ -329,6 +360,10 @@ class BlockingSupervisor:
         return self._running().run(make)
 
     # --- looking at it ---------------------------------------------------------------------------
+
+    def add_listener(self, on_event: Callable[[events.Event], None]) -> Callable[[], None]:
+        """Call a function with every `Event` from now on, in the loop's thread: see `Supervisor.add_listener`."""
+        return self._supervisor.add_listener(on_event)
 
     def status(self) -> Status:
         """Return the state as of now. Waits for nothing: also for event loops and `on_event`."""

@@ -200,6 +200,11 @@ class BlockingStream:
             return self.report
 
     @property
+    def phase(self) -> str:
+        """Where it is: see `Stream.phase`. Waits for nothing."""
+        return self._stream.phase
+
+    @property
     def report(self) -> Report:
         """What is known of it now; complete once it is released. Waits for nothing."""
         return self._stream.report

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from infervisor.protocol.timeline import Timeline
     from infervisor.protocol.tool_calls import ToolCall
     from infervisor.supervisor.blocking import BlockingSupervisor
+    from infervisor.supervisor.blocking_embedding import BlockingEmbeddingRequest
     from infervisor.supervisor.blocking_stream import BlockingStream, BlockingStreams
     from infervisor.supervisor.default_model import default_model
     from infervisor.supervisor.embedding import Embeddings
@@ -76,6 +77,7 @@ _HOME = {
     "Timeline": "protocol.timeline",
     "ToolCall": "protocol.tool_calls",
     **dict.fromkeys(("BlockingStream", "BlockingStreams"), "supervisor.blocking_stream"),
+    "BlockingEmbeddingRequest": "supervisor.blocking_embedding",
     "BlockingSupervisor": "supervisor.blocking",
     "default_model": "supervisor.default_model",
     "Embeddings": "supervisor.embedding",
@@ -96,7 +98,8 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [  # noqa: RUF022
-    "Supervisor", "Stream", "Streams", "BlockingSupervisor", "BlockingStream", "BlockingStreams", "Chunk",
+    "Supervisor", "Stream", "Streams", "BlockingSupervisor", "BlockingStream", "BlockingStreams",
+    "BlockingEmbeddingRequest", "Chunk",
     "Answer", "TokenLogprob", "TopLogprob", "ToolCall", "Embeddings", "EmbeddingRequest", "Report", "Usage",
     "Resume", "Timeline", "EndReason", "EndClass", "Stage", "Deadlines", "Escalation", "Liveness",
     "RestartPolicy", "StopGraces", "OnCrash", "Snapshots", "MemoryLimits", "Status", "WorkerStatus", "Event",

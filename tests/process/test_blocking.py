@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -40,6 +41,7 @@ from infervisor import (
 )
 from infervisor.supervisor.loop_thread import LoopThread
 from infervisor.supervisor.request import Request
+from tests.helpers.encoder_model import build_encoder
 from tests.helpers.host_process import complaints, host
 from tests.helpers.inside import PATIENT, words
 from tests.helpers.supervised import QUICK_ESCALATION, QUICK_GRACES, QUICK_RESTART
@@ -852,3 +854,39 @@ def test_ctrl_c_while_its_thread_starts_leaves_nothing() -> None:
     with host(KILLED_WHILE_IT_STARTS, flags=("-W", "error")) as program:
         code, said, errors = program.finish()
     assert (code, said, errors) == (0, "['MainThread'] []\n", "")
+
+
+# --- looking on, and vectors ---------------------------------------------------------------------------
+
+
+def test_a_thread_sees_phases_and_hears_events() -> None:
+    heard: list[object] = []
+    with blocking(ENDLESS) as supervisor:
+        assert supervisor.model is None
+        assert supervisor.deadlines.startup_s is not None
+        remove = supervisor.add_listener(heard.append)
+        stream = supervisor.stream("hello", window=4)
+        assert stream.phase == "new"
+        with stream:
+            wait_until(lambda: stream.phase == "paused")
+        assert stream.phase == "released"
+        remove()
+        count = len(heard)
+        assert count
+        supervisor.generate("hello", max_tokens=1)
+        assert len(heard) == count
+
+
+def test_a_thread_gets_vectors_and_another_one_can_cancel_them(tmp_path: Path) -> None:
+    with BlockingSupervisor(build_encoder(tmp_path / "bert.gguf")) as supervisor:
+        same = supervisor.embed(["abc"]).vectors[0]
+        assert list(supervisor.embedding_request(["abc"]).embeddings().vectors[0]) == list(same)
+        request = supervisor.embedding_request(["abc xyz " * 50] * 2000)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(request.embeddings)
+            wait_until(lambda: request.phase in ("prefill", "decode"))
+            request.cancel(EndReason.CLIENT_DISCONNECTED)
+            with pytest.raises(RequestCancelled) as raised:
+                result_of(asked)
+        assert raised.value.code == "client_disconnected"
+        assert raised.value.report.is_released
